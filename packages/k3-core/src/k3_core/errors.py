@@ -1,0 +1,24 @@
+"""The errors that K3 raises on purpose; the command line prints them without a traceback.
+
+Each message names the offending value, the allowed ones and the next thing to do.
+"""
+
+
+class K3Error(Exception):
+    """Base of every error that is the caller's to fix (exit code 2 of the command line)."""
+
+
+class PluginError(K3Error):
+    """A plugin, a declaration or a plugin setting that breaks the contract."""
+
+
+class PluginTableMismatch(PluginError):
+    """A worker process sees other implementations than the process that started it."""
+
+
+class ImplUnavailable(K3Error):
+    """No implementation can serve a request, or the named one cannot run."""
+
+
+class ImplLoadError(K3Error):
+    """The target of an implementation cannot be imported."""

@@ -1,0 +1,56 @@
+"""The table of implementations that the loaded plugins declare.
+
+Source: design 3 (registry).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+import pluggy
+
+from k3_core.errors import PluginError
+from k3_core.plugins.types import API_VERSION, Impl, PluginRecord
+
+
+class Registry:
+    """Records of the plugins, their declarations, and pluggy's manager for the acting hooks."""
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        self.manager = manager
+        self.records: list[PluginRecord] = []
+        self._impls: dict[tuple[str, str], Impl] = {}
+        self._owners: dict[tuple[str, str], str] = {}
+
+    def add(self, impls: Iterable[Impl], owner: str) -> None:
+        """Add a plugin's declarations, all or none; a name already in its kind is an error."""
+        new: dict[tuple[str, str], Impl] = {}
+        for impl in impls:
+            key = (impl.kind, impl.name)
+            if key in self._impls or key in new:
+                raise PluginError(
+                    f"{impl.kind} {impl.name!r} is already declared by "
+                    f"{self._owners.get(key, owner)}; give the implementation another name"
+                )
+            new[key] = impl
+        self._impls |= new
+        self._owners |= dict.fromkeys(new, owner)
+
+    def impls(self, kind: str | None = None, implements: str | None = None) -> list[Impl]:
+        """The declarations of a kind and of an interface, by (kind, interface, name)."""
+        chosen = [
+            impl
+            for impl in self._impls.values()
+            if kind in (None, impl.kind) and implements in (None, impl.implements)
+        ]
+        return sorted(chosen, key=lambda impl: (impl.kind, impl.implements, impl.name))
+
+    def owner(self, impl: Impl) -> str:
+        """The name of the plugin that declared an implementation."""
+        return self._owners[impl.kind, impl.name]
+
+    def table_hash(self) -> str:
+        """SHA-256 over the contract version and every declaration, equal in equal processes."""
+        rows = [impl.as_dict() for impl in self.impls()]
+        text = json.dumps([API_VERSION, rows], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
