@@ -51,9 +51,7 @@ def k3_register_preset() -> Iterable[Impl]:
 
 @hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
-    """The commands that k3-core brings."""
-    registry.add("info", target="k3_core.cli.info:app", help="Versions, platform, plugins.")
-    registry.add("plugins", target="k3_core.cli.plugins:app", help="What is loaded and why.")
+    """The commands that k3-core brings; `info` and `plugins` need no plugin."""
     registry.add("inspect", target="k3_core.cli.inspect:app", help="Sizes of a model.")
     registry.add("generate", target="k3_core.cli.generate:app", help="Text from a model.")
     registry.add("eval", target="k3_core.cli.eval:app", help="Measure a model on tasks.")

@@ -6,7 +6,8 @@ Source: design 2 (one command, subcommands added lazily).
 import importlib
 from dataclasses import dataclass
 
-from k3_core.errors import PluginError
+from k3_core.errors import K3Error, PluginError
+from k3_core.plugins.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +19,17 @@ class Command:
     help: str
 
     def load(self) -> object:
-        """Import the target; errors of the import are the caller's to see."""
+        """Import the target; a missing third-party module becomes a `K3Error` that names it."""
         module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name and error.name.startswith("k3_"):
+                raise
+            raise K3Error(
+                f"`k3 {self.name}` needs the module {error.name!r}, which is not installed; "
+                f"install the package that brings the command with its dependencies"
+            ) from error
 
 
 class CommandRegistry:
@@ -28,6 +37,17 @@ class CommandRegistry:
 
     def __init__(self) -> None:
         self._commands: dict[str, Command] = {}
+
+    @classmethod
+    def collect(cls, plugins: Registry) -> "CommandRegistry":
+        """Ask every plugin; one that fails is recorded as broken and adds nothing more."""
+        commands = cls()
+        # Diagnosis must work when the plugin of k3-core itself is broken.
+        commands.add("info", target="k3_core.cli.info:app", help="Versions, platform, settings.")
+        commands.add("plugins", target="k3_core.cli.plugins:app", help="What is loaded and why.")
+        for _ in plugins.call_each("k3_add_commands", registry=commands):
+            pass
+        return commands
 
     def add(self, name: str, *, target: str, help: str) -> None:
         """Add one subcommand; a name that is taken is an error."""

@@ -34,6 +34,25 @@ def installed_version(distribution: str) -> str | None:
         return getattr(about, "__version__", None)
 
 
+def unmet_requirement(impl: Impl) -> str:
+    """The first requirement of `impl` that this environment does not meet, or an empty string."""
+    if not impl.requires:
+        return ""
+    # Imported here because most implementations require nothing.
+    from packaging.requirements import Requirement
+
+    for text in impl.requires:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        found = installed_version(requirement.name)
+        if found is None:
+            return f"requires {text}, which is not installed"
+        if not requirement.specifier.contains(found, prereleases=True):
+            return f"requires {text}, found {found}"
+    return ""
+
+
 def _api(impl: Impl, request: Request) -> str:
     if impl.api == API_VERSION:
         return ""
@@ -59,21 +78,7 @@ def _features(impl: Impl, request: Request) -> str:
 
 
 def _requires(impl: Impl, request: Request) -> str:
-    if not impl.requires:
-        return ""
-    # Imported here because most implementations require nothing.
-    from packaging.requirements import Requirement
-
-    for text in impl.requires:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate():
-            continue
-        found = installed_version(requirement.name)
-        if found is None:
-            return f"requires {text}, which is not installed"
-        if not requirement.specifier.contains(found, prereleases=True):
-            return f"requires {text}, found {found}"
-    return ""
+    return unmet_requirement(impl)
 
 
 def _capability(impl: Impl, request: Request) -> str:

@@ -5,12 +5,13 @@ Source: design 3 (registry).
 
 import hashlib
 import json
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 
 import pluggy
 
 from k3_core.errors import PluginError
-from k3_core.plugins.types import API_VERSION, Impl, PluginRecord
+from k3_core.plugins.types import API_VERSION, Impl, PluginRecord, PluginState
 
 
 class Registry:
@@ -48,6 +49,21 @@ class Registry:
     def owner(self, impl: Impl) -> str:
         """The name of the plugin that declared an implementation."""
         return self._owners[impl.kind, impl.name]
+
+    def call_each(self, hook: str, **arguments: object) -> Iterator[tuple[str, object]]:
+        """Call a hook plugin by plugin, first loaded first: (plugin name, result).
+
+        A plugin whose hook raises is recorded as broken and gives no result.
+        """
+        for hook_impl in getattr(self.manager.hook, hook).get_hookimpls():
+            accepted = {name: arguments[name] for name in hook_impl.argnames}
+            try:
+                yield hook_impl.plugin_name, hook_impl.function(**accepted)
+            except Exception as error:
+                record = next(r for r in self.records if r.name == hook_impl.plugin_name)
+                record.state = PluginState.BROKEN
+                record.error = f"{hook}: {type(error).__name__}: {error}"
+                record.traceback = traceback.format_exc()
 
     def table_hash(self) -> str:
         """SHA-256 over the contract version and every declaration, equal in equal processes."""

@@ -1,0 +1,97 @@
+"""The command `k3`: finds the subcommand among those of the plugins and imports only that one.
+
+Nothing here imports torch, and typer only once a subcommand runs. Source: design 2.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from k3_core.__about__ import __version__
+from k3_core.cli.lazy import Command, CommandRegistry
+from k3_core.errors import K3Error
+from k3_core.plugins import PluginState, Registry, ensure_plugins
+
+USAGE = "Usage: k3 [--help | --version] COMMAND [ARGS]..."
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; an error of ours is one message, code 2."""
+    try:
+        return _dispatch(list(arguments))
+    except K3Error as error:
+        print(f"k3: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:
+        return _exit_code(stop)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] == "--version":
+        print(f"k3 {__version__}")
+        return 0
+    plugins = ensure_plugins()
+    commands = CommandRegistry.collect(plugins)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help(commands, plugins))
+        return 0
+    command = commands.get(arguments[0])
+    if command is None:
+        raise K3Error(_unknown(arguments[0], commands))
+    _invoke(command, arguments[1:])
+    return 0
+
+
+def _invoke(command: Command, arguments: list[str]) -> None:
+    """Run a Typer app or a function; ends by `SystemExit` or by an exception."""
+    # Imported here: `k3 --help` and `k3 --version` do without.
+    import typer
+
+    target: Any = command.load()
+    if not isinstance(target, typer.Typer):
+        target = _app_of(target)
+    target(args=arguments, prog_name=f"k3 {command.name}")
+
+
+def _app_of(function: Callable[..., Any]) -> Any:
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(function)
+    return app
+
+
+def _help(commands: CommandRegistry, plugins: Registry) -> str:
+    listed = commands.all()
+    width = max((len(command.name) for command in listed), default=0)
+    rows = [f"  {command.name:<{width}}  {command.help}" for command in listed]
+    failed = [r.name for r in plugins.records if r.state is PluginState.BROKEN]
+    notes = [f"\nBroken plugins: {', '.join(failed)}; see `k3 plugins list`."] if failed else []
+    return "\n".join([USAGE, "\nCommands:", *rows, *notes])
+
+
+def _unknown(name: str, commands: CommandRegistry) -> str:
+    names = [command.name for command in commands.all()]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}."
+    return f"no command {name!r}; {hint} A command of another package needs it installed."
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`k3 info`: versions, platform, plugins and settings, for a bug report. Imports no torch."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+
+from k3_core.__about__ import __version__
+from k3_core.cli.table import print_json
+from k3_core.errors import PluginError
+from k3_core.plugins import API_VERSION, Registry, ensure_plugins
+
+LIBRARIES = ("torch", "triton", "numpy", "safetensors", "tiktoken", "tokenizers", "pluggy", "typer")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def info(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Versions, platform, plugins and K3_* variables."""
+    report = collect(ensure_plugins())
+    if json:
+        return print_json(report)
+    for section, values in report.items():
+        if not isinstance(values, Mapping):
+            print(f"{section}: {values}")
+            continue
+        print(f"{section}:")
+        for name, value in values.items():
+            print(f"  {name}: {value}")
+
+
+def collect(plugins: Registry) -> dict[str, Any]:
+    """The report as JSON values; versions come from the metadata of the distributions."""
+    extra: dict[str, str] = {}
+    for owner, lines in plugins.call_each("k3_info"):
+        if not isinstance(lines, Mapping):
+            raise PluginError(f"k3_info of {owner} returned {lines!r}; it must return a mapping")
+        extra |= {f"{owner} {name}": str(value) for name, value in lines.items()}
+    return {
+        "k3": __version__,
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "platform": f"{platform.platform()}, {os.cpu_count()} CPUs",
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "plugin contract": API_VERSION,
+        "plugins": {
+            record.name: f"{record.version} {record.state}"
+            + (f": {record.error}" if record.error else "")
+            for record in plugins.records
+        },
+        "implementations": f"{len(plugins.impls())}, table {plugins.table_hash()[:12]}",
+        "environment": {
+            name: _shown(name, value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith("K3_")
+        },
+        "more": extra,
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _shown(name: str, value: str) -> str:
+    return "(hidden)" if any(word in name for word in SECRET_WORDS) else value
