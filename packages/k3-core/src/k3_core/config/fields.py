@@ -14,10 +14,12 @@ from .errors import ConfigError, bad_value
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-@functools.cache
-def type_hints(cls: type) -> dict[str, typing.Any]:
+_cached_hints = functools.cache(typing.get_type_hints)
+
+
+def type_hints(cls: typing.Any) -> dict[str, typing.Any]:
     """Evaluated annotations of a dataclass."""
-    return typing.get_type_hints(cls)
+    return _cached_hints(cls)
 
 
 def convert(value: object, hint: typing.Any, path: str) -> typing.Any:

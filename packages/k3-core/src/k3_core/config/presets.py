@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .model import K3Config
 from .quantization import released_quantization
 from .text import LinearAttnConfig, TextConfig
@@ -23,7 +25,7 @@ def load_preset(name: str) -> K3Config:
 
 def hybrid_pattern(
     num_layers: int, period: int = 4, *, last_is_mla: bool = False
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, Any]:
     """1-based layer lists with Gated MLA at every `period`-th layer (and at the last one)."""
     layers = range(1, num_layers + 1)
     is_mla = [one % period == 0 or (last_is_mla and one == num_layers) for one in layers]
@@ -44,10 +46,10 @@ def _kda(num_layers: int, num_heads: int, head_dim: int, **pattern: bool) -> Lin
     )
 
 
-def _text(num_base_tokens: int, **values: object) -> TextConfig:
+def _text(num_base_tokens: int, **values: Any) -> TextConfig:
     """A text model with the released switches; the 256 special slots follow the base tokens."""
     ids = {name: num_base_tokens + offset for name, offset in _SPECIAL.items()}
-    fixed = {
+    fixed: dict[str, Any] = {
         "vocab_size": num_base_tokens + 256,
         "hidden_act": "situ",
         "activation_situ_beta": 4.0,
@@ -59,12 +61,12 @@ def _text(num_base_tokens: int, **values: object) -> TextConfig:
         "dtype": "bfloat16",
         **ids,
     }
-    return TextConfig(**{**fixed, **values})  # type: ignore[arg-type]
+    return TextConfig(**{**fixed, **values})
 
 
 def _model(text: TextConfig, vision: VisionConfig | None) -> K3Config:
     base = text.vocab_size - 256
-    ids = {name: base + offset for name, offset in _SPECIAL.items()}
+    ids: dict[str, Any] = {name: base + offset for name, offset in _SPECIAL.items()}
     return K3Config(text=text, vision=vision, media_placeholder_token_id=base + _MEDIA_PAD, **ids)
 
 
