@@ -4,14 +4,17 @@ Nothing here imports torch, and typer only once a subcommand runs. Source: desig
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k3_core.__about__ import __version__
-from k3_core.cli.lazy import Command, CommandRegistry
 from k3_core.errors import K3Error
-from k3_core.plugins import PluginState, Registry, ensure_plugins
+
+if TYPE_CHECKING:
+    from k3_core.cli.lazy import Command, CommandRegistry
+    from k3_core.plugins import Registry
 
 USAGE = "Usage: k3 [--help | --version] COMMAND [ARGS]..."
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -31,6 +34,10 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`k3 ... | head`); the interpreter must not flush into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except SystemExit as stop:
         return _exit_code(stop)
 
@@ -39,6 +46,10 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] == "--version":
         print(f"k3 {__version__}")
         return 0
+    # Imported here: `k3 --version` does without.
+    from k3_core.cli.lazy import CommandRegistry
+    from k3_core.plugins import ensure_plugins
+
     plugins = ensure_plugins()
     commands = CommandRegistry.collect(plugins)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -47,19 +58,20 @@ def _dispatch(arguments: list[str]) -> int:
     command = commands.get(arguments[0])
     if command is None:
         raise K3Error(_unknown(arguments[0], commands))
-    _invoke(command, arguments[1:])
+    target: Any = command.load()
+    if command.is_plain:
+        return int(target(arguments[1:]))
+    _invoke(command, target, arguments[1:])
     return 0
 
 
-def _invoke(command: Command, arguments: list[str]) -> None:
-    """Run a Typer app or a function; ends by `SystemExit` or by an exception."""
-    # Imported here: `k3 --help` and `k3 --version` do without.
+def _invoke(command: "Command", target: Any, arguments: list[str]) -> None:
+    """Run a Typer app, or a function as one; ends by `SystemExit` or by an exception."""
+    # Imported here: the plain commands, `k3 --help` and `k3 --version` do without.
     import typer
 
-    target: Any = command.load()
-    if not isinstance(target, typer.Typer):
-        target = _app_of(target)
-    target(args=arguments, prog_name=f"k3 {command.name}")
+    app = target if isinstance(target, typer.Typer) else _app_of(target)
+    app(args=arguments, prog_name=f"k3 {command.name}")
 
 
 def _app_of(function: Callable[..., Any]) -> Any:
@@ -70,16 +82,16 @@ def _app_of(function: Callable[..., Any]) -> Any:
     return app
 
 
-def _help(commands: CommandRegistry, plugins: Registry) -> str:
+def _help(commands: "CommandRegistry", plugins: "Registry") -> str:
     listed = commands.all()
     width = max((len(command.name) for command in listed), default=0)
     rows = [f"  {command.name:<{width}}  {command.help}" for command in listed]
-    failed = [r.name for r in plugins.records if r.state is PluginState.BROKEN]
+    failed = [r.name for r in plugins.records if r.state == "broken"]
     notes = [f"\nBroken plugins: {', '.join(failed)}; see `k3 plugins list`."] if failed else []
     return "\n".join([USAGE, "\nCommands:", *rows, *notes])
 
 
-def _unknown(name: str, commands: CommandRegistry) -> str:
+def _unknown(name: str, commands: "CommandRegistry") -> str:
     names = [command.name for command in commands.all()]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}."

@@ -1,13 +1,12 @@
 """`k3 info`: versions, platform, plugins and settings, for a bug report. Imports no torch."""
 
+import argparse
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from k3_core.__about__ import __version__
 from k3_core.cli.table import print_json
@@ -17,17 +16,16 @@ from k3_core.plugins import API_VERSION, Registry, ensure_plugins
 LIBRARIES = ("torch", "triton", "numpy", "safetensors", "tiktoken", "tokenizers", "pluggy", "typer")
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-
-@app.command()
-def info(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """Versions, platform, plugins and K3_* variables."""
+def main(arguments: Sequence[str]) -> int:
+    """Print versions, platform, plugins and K3_* variables."""
+    parser = argparse.ArgumentParser(prog="k3 info", description=main.__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    is_json = parser.parse_args(arguments).json
     report = collect(ensure_plugins())
-    if json:
-        return print_json(report)
+    if is_json:
+        print_json(report)
+        return 0
     for section, values in report.items():
         if not isinstance(values, Mapping):
             print(f"{section}: {values}")
@@ -35,6 +33,7 @@ def info(
         print(f"{section}:")
         for name, value in values.items():
             print(f"  {name}: {value}")
+    return 0
 
 
 def collect(plugins: Registry) -> dict[str, Any]:

@@ -12,11 +12,16 @@ from k3_core.plugins.registry import Registry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A subcommand: `target` is "module:attribute" of a Typer app or of a function."""
+    """A subcommand: `target` is "module:attribute" of a Typer app or of a function.
+
+    is_plain: the function takes the list of arguments and returns the exit code; typer, which
+    takes longer to import than the fast commands take to run, is not involved.
+    """
 
     name: str
     target: str
     help: str
+    is_plain: bool = False
 
     def load(self) -> object:
         """Import the target; a missing third-party module becomes a `K3Error` that names it."""
@@ -43,17 +48,20 @@ class CommandRegistry:
         """Ask every plugin; one that fails is recorded as broken and adds nothing more."""
         commands = cls()
         # Diagnosis must work when the plugin of k3-core itself is broken.
-        commands.add("info", target="k3_core.cli.info:app", help="Versions, platform, settings.")
-        commands.add("plugins", target="k3_core.cli.plugins:app", help="What is loaded and why.")
+        for name, text in (
+            ("info", "Versions, platform, plugins and settings."),
+            ("plugins", "What the plugins offer, what is chosen and why."),
+        ):
+            commands.add(name, target=f"k3_core.cli.{name}:main", help=text, is_plain=True)
         for _ in plugins.call_each("k3_add_commands", registry=commands):
             pass
         return commands
 
-    def add(self, name: str, *, target: str, help: str) -> None:
+    def add(self, name: str, *, target: str, help: str, is_plain: bool = False) -> None:
         """Add one subcommand; a name that is taken is an error."""
         if name in self._commands:
             raise PluginError(f"command {name!r} is already {self._commands[name].target}")
-        self._commands[name] = Command(name=name, target=target, help=help)
+        self._commands[name] = Command(name=name, target=target, help=help, is_plain=is_plain)
 
     def get(self, name: str) -> Command | None:
         """The command of this name, or None."""

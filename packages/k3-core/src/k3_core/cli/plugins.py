@@ -1,47 +1,34 @@
 """`k3 plugins`: what is loaded, what it offers, and why something is chosen or is not.
 
-Source: design 3 (registry). Only `doctor` imports what the declarations point at.
+Source: design 3 (registry). argparse, because typer alone takes longer than these may;
+only `doctor` imports what the declarations point at.
 """
 
-import traceback
-from typing import Annotated
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 
-import typer
-
+from k3_core.cli.doctor import examine
 from k3_core.cli.lazy import CommandRegistry
 from k3_core.cli.table import print_json, print_table
-from k3_core.errors import ImplUnavailable, K3Error
-from k3_core.plugins import (
-    API_VERSION,
-    Impl,
-    PluginState,
-    Request,
-    Resolution,
-    ensure_plugins,
-    resolve,
-)
-from k3_core.plugins.filters import reason_against, unmet_requirement
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="What the plugins offer, what is chosen and why.",
-)
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:0, ...")]
-Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16.")]
-Capability = Annotated[str, typer.Option(help="CUDA compute capability, such as 9.0.")]
+from k3_core.errors import ImplUnavailable
+from k3_core.plugins import KINDS, Impl, Request, Resolution, ensure_plugins, resolve
+from k3_core.plugins.filters import reason_against
 
 
-@app.command("list")
-def list_plugins(json: Json = False) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Run `k3 plugins ARGUMENTS` and return the exit code."""
+    options = _parser().parse_args(arguments)
+    return int(options.run(options))
+
+
+def list_plugins(options: Namespace) -> int:
     """Every plugin found, with its state, its error and what it took to load."""
     registry = ensure_plugins()
     CommandRegistry.collect(registry)
-    if json:
-        return print_json([record.as_dict() for record in registry.records])
+    if options.json:
+        print_json([record.as_dict() for record in registry.records])
+        return 0
     print_table(
         ("plugin", "distribution", "version", "state", "impls", "load", "notes"),
         [
@@ -57,38 +44,34 @@ def list_plugins(json: Json = False) -> None:
             for record in registry.records
         ],
     )
+    return 0
 
 
-@app.command()
-def impls(
-    kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
-    op: Annotated[str | None, typer.Option(help="Only this op or interface.")] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    capability: Capability = "",
-    json: Json = False,
-) -> None:
+def list_impls(options: Namespace) -> int:
     """Every implementation, and whether it can run on a device with a dtype."""
     registry = ensure_plugins()
-    rows = []
-    for impl in registry.impls(kind, op):
-        request = Request(
-            kind=impl.kind,
-            implements=impl.implements,
-            device=device,
-            dtype=dtype,
-            capability=_capability(capability),
-        )
-        rows.append((impl, registry.owner(impl), reason_against(impl, request)))
-    if json:
-        return print_json(
+    rows = [
+        (impl, registry.owner(impl), reason_against(impl, _request(impl, options)))
+        for impl in registry.impls(options.kind, options.op)
+    ]
+    if options.json:
+        print_json(
             [
                 {**impl.as_dict(), "plugin": owner, "available": not reason, "reason": reason}
                 for impl, owner, reason in rows
             ]
         )
+        return 0
     print_table(
-        ("kind", "name", "plugin", "priority", "devices", "dtypes", f"on {device} {dtype}"),
+        (
+            "kind",
+            "name",
+            "plugin",
+            "priority",
+            "devices",
+            "dtypes",
+            f"on {options.device} {options.dtype}",
+        ),
         [
             (
                 impl.kind,
@@ -102,78 +85,84 @@ def impls(
             for impl, owner, reason in rows
         ],
     )
+    return 0
 
 
-@app.command()
-def why(
-    kind: Annotated[str, typer.Argument(help="attention, kernel, ...")],
-    op: Annotated[str, typer.Argument(help="kda, situ_glu, ...")],
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    feature: Annotated[list[str] | None, typer.Option(help="A feature it must have.")] = None,
-    name: Annotated[str | None, typer.Option(help="Ask for this implementation.")] = None,
-    capability: Capability = "",
-    json: Json = False,
-) -> None:
+def why(options: Namespace) -> int:
     """Which implementation is chosen for a request, and why each other one is not."""
     try:
         resolution = resolve(
-            kind,
-            op,
-            name=name,
-            device=device,
-            dtype=dtype,
-            features=feature or (),
-            capability=_capability(capability),
+            options.kind,
+            options.op,
+            name=options.name,
+            device=options.device,
+            dtype=options.dtype,
+            features=options.feature,
+            capability=options.capability,
         )
     except ImplUnavailable as error:
-        if not json:
+        if not options.json:
             raise
-        print_json({"kind": kind, "implements": op, "chosen": None, "error": str(error)})
-        raise typer.Exit(2) from error
-    if json:
-        return print_json(resolution.as_dict())
-    _print_resolution(resolution)
-
-
-@app.command()
-def doctor(json: Json = False) -> None:
-    """Import every target and every command; print tracebacks; exit code 1 on a failure."""
-    registry = ensure_plugins()
-    commands = CommandRegistry.collect(registry).all()
-    fine = (PluginState.OK, PluginState.BLOCKED)
-    problems = [
-        (f"plugin {record.name}", record.error, record.traceback)
-        for record in registry.records
-        if record.state not in fine
-    ]
-    rows = registry.impls()
-    skipped = {impl.name: reason for impl in rows if (reason := _reason_to_skip(impl))}
-    loaders = {f"{i.kind} {i.name}": i.load for i in rows if i.name not in skipped}
-    loaders |= {f"command {command.name}": command.load for command in commands}
-    for label, load in loaders.items():
-        try:
-            load()
-        except Exception as error:
-            problems.append((label, str(error), traceback.format_exc()))
-    if json:
-        keys = ("what", "error", "traceback")
-        found = [dict(zip(keys, problem, strict=True)) for problem in problems]
-        print_json({"checked": len(loaders), "skipped": skipped, "problems": found})
+        request = {"kind": options.kind, "implements": options.op}
+        print_json({**request, "chosen": None, "error": str(error)})
+        return 2
+    if options.json:
+        print_json(resolution.as_dict())
     else:
-        for label, message, trace in problems:
-            print(f"{label}: {message}\n{trace}")
-        for label, reason in skipped.items():
-            print(f"{label}: not imported, {reason}")
-        print(f"{len(loaders)} targets imported, {len(problems)} problems")
-    if problems:
-        raise typer.Exit(1)
+        _print_resolution(resolution)
+    return 0
 
 
-def _reason_to_skip(impl: Impl) -> str:
-    if impl.api != API_VERSION:
-        return f"written for plugin contract {impl.api}"
-    return unmet_requirement(impl)
+def doctor(options: Namespace) -> int:
+    """Import every target and every command; print tracebacks; exit code 1 on a failure."""
+    report = examine(ensure_plugins())
+    if options.json:
+        print_json(report.as_dict())
+    else:
+        for problem in report.problems:
+            print(f"{problem.what}: {problem.error}\n{problem.traceback}")
+        for name, reason in report.skipped.items():
+            print(f"{name}: not imported, {reason}")
+        print(f"{report.num_imported} targets imported, {len(report.problems)} problems")
+    return 1 if report.problems else 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="k3 plugins", description="What the plugins offer and why.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: object) -> ArgumentParser:
+        text = run.__doc__
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        command.set_defaults(run=run)
+        return command
+
+    add("list", list_plugins)
+    impls = add("impls", list_impls)
+    impls.add_argument("--kind", choices=KINDS, metavar="KIND", help="only this kind")
+    impls.add_argument("--op", help="only this op or interface")
+    asked = add("why", why)
+    asked.add_argument("kind", help="attention, kernel, ...")
+    asked.add_argument("op", help="kda, situ_glu, ...")
+    asked.add_argument("--name", help="ask for this implementation")
+    asked.add_argument("--feature", action="append", default=[], help="a feature it must have")
+    for command in (impls, asked):
+        command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0, ...")
+        command.add_argument("--dtype", default="float32", help="float64, float32, bfloat16, ...")
+        command.add_argument("--capability", type=_capability, help="of the CUDA device, as 9.0")
+    add("doctor", doctor)
+    return parser
+
+
+def _request(impl: Impl, options: Namespace) -> Request:
+    return Request(
+        kind=impl.kind,
+        implements=impl.implements,
+        device=options.device,
+        dtype=options.dtype,
+        capability=options.capability,
+    )
 
 
 def _print_resolution(resolution: Resolution) -> None:
@@ -182,19 +171,15 @@ def _print_resolution(resolution: Resolution) -> None:
     print(f"{request.kind} {request.implements} for {wanted}")
     print(f"chosen: {chosen.name} by {resolution.source} ({chosen.summary or 'no summary'})")
     print(f"target: {chosen.target}")
-    if not resolution.rejected:
+    if resolution.rejected:
+        rows = [(impl.name, reason) for impl, reason in resolution.rejected]
+        print_table(("rejected", "reason"), rows)
+    else:
         print("no other candidates")
-        return
-    print()
-    print_table(
-        ("rejected", "reason"), [(impl.name, reason) for impl, reason in resolution.rejected]
-    )
 
 
-def _capability(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
+def _capability(text: str) -> tuple[int, int]:
     major, dot, minor = text.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise K3Error(f"--capability {text!r} is not MAJOR.MINOR, such as 9.0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not MAJOR.MINOR, such as 9.0")
     return int(major), int(minor)
