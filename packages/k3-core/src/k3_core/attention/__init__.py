@@ -1,0 +1,1 @@
+"""The two attention layers of K3: KDA and Gated MLA (report 1, 2)."""

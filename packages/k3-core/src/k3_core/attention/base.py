@@ -1,0 +1,37 @@
+"""What the decoder asks of an attention layer; a plugin's layer has the same constructor."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from k3_core.cache.base import LayerSpec
+from k3_core.config import TextConfig
+from k3_core.model.batch import SequenceBatch
+from k3_core.ops import OpSet
+
+
+class Attention(Protocol):
+    """An nn.Module; its parameters carry the released names below `self_attn.`."""
+
+    ops: OpSet
+
+    def __init__(
+        self,
+        config: TextConfig,
+        layer: int,
+        ops: OpSet,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+    def __call__(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
+        """Normed layer input [T, D] -> [T, D]; reads and writes the batch's cache."""
+        ...
+
+    def cache_spec(self) -> LayerSpec:
+        """What a cache has to keep for this layer."""
+        ...

@@ -1,0 +1,133 @@
+"""Kimi Delta Attention (report 1.1, architecture 3.2).
+
+T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from k3_core.cache.base import KDASpec
+from k3_core.config import TextConfig
+from k3_core.model.batch import SequenceBatch
+from k3_core.modules import Linear, RMSNorm
+from k3_core.ops import OpSet
+
+
+class ShortConv(nn.Module):
+    """Weight [C, 1, W] of a depthwise causal convolution; the op applies it."""
+
+    def __init__(self, channels: int, width: int, *, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width, device=device))
+
+
+class KimiDeltaAttention(nn.Module):
+    """Gated delta rule with a decay per channel, short convolutions and an output gate."""
+
+    def __init__(
+        self,
+        config: TextConfig,
+        layer: int,
+        ops: OpSet,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        linear = config.linear_attn_config
+        self.layer, self.ops = layer, ops
+        self.num_heads, self.head_dim = linear.num_heads, linear.head_dim
+        self.conv_width = linear.short_conv_kernel_size
+        self.lower_bound = linear.gate_lower_bound
+        model, channels = config.hidden_size, linear.num_heads * linear.head_dim
+        like = {"device": device, "dtype": dtype}
+        self.q_proj = Linear(model, channels, **like)
+        self.k_proj = Linear(model, channels, **like)
+        self.v_proj = Linear(model, channels, **like)
+        # Taps, decay and output norm stay float32 in every precision (architecture 2.1).
+        self.q_conv1d = ShortConv(channels, self.conv_width, device=device)
+        self.k_conv1d = ShortConv(channels, self.conv_width, device=device)
+        self.v_conv1d = ShortConv(channels, self.conv_width, device=device)
+        self.f_a_proj = Linear(model, linear.head_dim, **like)
+        self.f_b_proj = Linear(linear.head_dim, channels, **like)
+        self.b_proj = Linear(model, linear.num_heads, **like)
+        self.A_log = nn.Parameter(torch.empty(linear.num_heads, device=device))
+        self.dt_bias = nn.Parameter(torch.empty(channels, device=device))
+        self.has_full_rank_gate = linear.use_full_rank_gate
+        if self.has_full_rank_gate:
+            self.g_proj = Linear(model, channels, **like)
+        else:
+            self.g_a_proj = Linear(model, linear.head_dim, **like)
+            self.g_b_proj = Linear(linear.head_dim, channels, **like)
+        self.o_norm = RMSNorm(linear.head_dim, config.rms_norm_eps, device=device)
+        self.o_proj = Linear(channels, model, **like)
+
+    def cache_spec(self) -> KDASpec:
+        """State [H, V, K] and the last W - 1 inputs of the three convolutions."""
+        channels = 3 * self.num_heads * self.head_dim
+        return KDASpec(self.num_heads, self.head_dim, channels, self.conv_width)
+
+    def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
+        """[T, D] -> [T, D]."""
+        q_THK, k_THK, v_THK = self._convolved(x_TD, batch)
+        gate_THK = self._heads(self.f_b_proj(self.f_a_proj(x_TD)))
+        inputs = (q_THK, k_THK, v_THK, gate_THK, self.b_proj(x_TD))
+        o_THK = self._step(inputs, batch) if batch.is_decode else self._chunk(inputs, batch)
+        out_gate = self.g_proj(x_TD) if self.has_full_rank_gate else self.g_b_proj(self.g_a_proj(x_TD))
+        y_THK = self.ops.gated_rms_norm(
+            o_THK, self.o_norm.weight, self._heads(out_gate), eps=self.o_norm.eps
+        )
+        return self.o_proj(y_THK.flatten(1))
+
+    def _heads(self, x_TC: Tensor) -> Tensor:
+        return x_TC.unflatten(-1, (self.num_heads, self.head_dim))
+
+    def _convolved(self, x_TD: Tensor, batch: SequenceBatch) -> list[Tensor]:
+        """q, k, v after the convolution and SiLU; one call for the three."""
+        qkv_TC = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=-1)
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        weight_C1W = torch.cat([conv.weight for conv in convs])
+        cached = None if batch.cache is None else batch.cache.conv_state(self.layer)
+        y_TC, final_NCW = self.ops.short_conv(
+            qkv_TC,
+            weight_C1W,
+            cu_seqlens_N1=batch.cu_seqlens_N1,
+            seqlens=batch.seqlens,
+            initial_state_NCW=None if cached is None else cached[batch.slots_N],
+            output_final_state=cached is not None,
+        )
+        if cached is not None:
+            cached[batch.slots_N] = final_NCW.to(cached.dtype)
+        return [self._heads(part) for part in y_TC.chunk(3, dim=-1)]
+
+    def _decay(self) -> tuple[Tensor, Tensor]:
+        return self.A_log, self.dt_bias.view(self.num_heads, self.head_dim)
+
+    def _chunk(self, inputs: tuple[Tensor, ...], batch: SequenceBatch) -> Tensor:
+        cached = None if batch.cache is None else batch.cache.kda_state(self.layer)
+        o_THV, final_NHVK = self.ops.kda_chunk(
+            *inputs,
+            *self._decay(),
+            lower_bound=self.lower_bound,
+            cu_seqlens_N1=batch.cu_seqlens_N1,
+            seqlens=batch.seqlens,
+            initial_state_NHVK=None if cached is None else cached[batch.slots_N],
+            output_final_state=cached is not None,
+        )
+        if cached is not None:
+            cached[batch.slots_N] = final_NHVK
+        return o_THV
+
+    def _step(self, inputs: tuple[Tensor, ...], batch: SequenceBatch) -> Tensor:
+        assert batch.cache is not None
+        one_token = [x[:, None] for x in inputs]
+        o_BWHV = self.ops.kda_step(
+            *one_token,
+            *self._decay(),
+            state_SHVK=batch.cache.kda_state(self.layer),
+            slots_B=batch.slots_N,
+            lower_bound=self.lower_bound,
+        )
+        return o_BWHV[:, 0]

@@ -1,0 +1,123 @@
+"""Gated Multi-head Latent Attention without positions (report 2, architecture 3.3).
+
+T tokens, D model width, H heads, N nope dim, R shared key dim, V value dim, C kv latent,
+X = C + R cached values a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from k3_core.cache.base import MLASpec
+from k3_core.config import TextConfig
+from k3_core.model.batch import SequenceBatch
+from k3_core.modules import Linear, RMSNorm
+from k3_core.ops import OpSet
+
+
+class GatedMLA(nn.Module):
+    """Low-rank queries, keys and values, one un-rotated key part shared by the heads, a gate."""
+
+    def __init__(
+        self,
+        config: TextConfig,
+        layer: int,
+        ops: OpSet,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer, self.ops = layer, ops
+        self.num_heads = config.num_attention_heads
+        self.nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.value_dim, self.latent_dim = config.v_head_dim, config.kv_lora_rank
+        self.scale = (self.nope_dim + self.rope_dim) ** -0.5
+        model, eps = config.hidden_size, config.mla_norm_eps
+        like = {"device": device, "dtype": dtype}
+        self.q_a_proj = Linear(model, config.q_lora_rank, **like)
+        self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, **like)
+        self.q_b_proj = Linear(
+            config.q_lora_rank, self.num_heads * (self.nope_dim + self.rope_dim), **like
+        )
+        self.kv_a_proj_with_mqa = Linear(model, self.latent_dim + self.rope_dim, **like)
+        self.kv_a_layernorm = RMSNorm(self.latent_dim, eps, **like)
+        self.kv_b_proj = Linear(
+            self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim), **like
+        )
+        self.g_proj = Linear(model, self.num_heads * self.value_dim, **like)
+        self.o_proj = Linear(self.num_heads * self.value_dim, model, **like)
+
+    def cache_spec(self) -> MLASpec:
+        """Normed latent and shared key of each token."""
+        return MLASpec(self.latent_dim + self.rope_dim)
+
+    def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
+        """[T, D] -> [T, D]."""
+        q_THD = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
+        q_THD = q_THD.unflatten(-1, (self.num_heads, -1))
+        latent_TX = self._latent(x_TD)
+        if batch.cache is not None:
+            rows = latent_TX.split(batch.seqlens)
+            batch.cache.append_latent(self.layer, batch.slots, batch.starts, rows)
+        if batch.is_decode:
+            o_THV = self._decode(q_THD, batch)
+        else:
+            o_THV = self._prefill(q_THD, latent_TX, batch)
+        return self.o_proj(o_THV.flatten(1) * torch.sigmoid(self.g_proj(x_TD)))
+
+    def _latent(self, x_TD: Tensor) -> Tensor:
+        latent_TC, shared_TR = self.kv_a_proj_with_mqa(x_TD).split(
+            (self.latent_dim, self.rope_dim), dim=-1
+        )
+        return torch.cat((self.kv_a_layernorm(latent_TC), shared_TR), dim=-1)
+
+    def expand(self, latent_SX: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [S, H, N + R] and values [S, H, V] of cached latents [S, X]."""
+        latent_SC, shared_SR = latent_SX.split((self.latent_dim, self.rope_dim), dim=-1)
+        kv_SHD = self.kv_b_proj(latent_SC).unflatten(-1, (self.num_heads, -1))
+        nope_SHN, v_SHV = kv_SHD.split((self.nope_dim, self.value_dim), dim=-1)
+        shared_SHR = shared_SR[:, None].expand(-1, self.num_heads, -1)
+        return torch.cat((nope_SHN, shared_SHR.to(nope_SHN.dtype)), dim=-1), v_SHV
+
+    def _prefill(self, q_THD: Tensor, latent_TX: Tensor, batch: SequenceBatch) -> Tensor:
+        k_SHD, v_SHV = self.expand(self._whole_sequences(latent_TX, batch))
+        return self.ops.mla_prefill(
+            q_THD,
+            k_SHD,
+            v_SHV,
+            scale=self.scale,
+            cu_seqlens_q=batch.cu_seqlens_N1,
+            cu_seqlens_k=batch.cu_total_N1,
+            seqlens_q=batch.seqlens,
+            seqlens_k=batch.total_lengths,
+        )
+
+    def _whole_sequences(self, latent_TX: Tensor, batch: SequenceBatch) -> Tensor:
+        """Latents of the cached tokens and the new ones, packed."""
+        if batch.cache is None or not any(batch.starts):
+            return latent_TX
+        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch.slots_N)
+        rows = [
+            pages_PLX[table].flatten(0, 1)[:length]
+            for table, length in zip(table_NM, batch.total_lengths, strict=True)
+        ]
+        return torch.cat(rows).to(latent_TX.dtype)
+
+    def _decode(self, q_THD: Tensor, batch: SequenceBatch) -> Tensor:
+        """Absorbed form: queries and outputs in the latent space, no expanded keys or values."""
+        assert batch.cache is not None
+        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch.slots_N)
+        w_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
+        w_key_HNC, w_value_HVC = w_HDC.split((self.nope_dim, self.value_dim), dim=1)
+        q_nope, q_rope = q_THD.split((self.nope_dim, self.rope_dim), dim=-1)
+        o_latent_THC = self.ops.mla_decode(
+            torch.einsum("thn,hnc->thc", q_nope, w_key_HNC),
+            q_rope,
+            pages_PLX,
+            table_NM,
+            batch.cu_total_N1.diff(),
+            scale=self.scale,
+        )
+        return torch.einsum("thc,hvc->thv", o_latent_THC, w_value_HVC)

@@ -1,0 +1,71 @@
+"""What a layer asks of a cache, and what a cache offers to a layer (design 4).
+
+KDA keeps a recurrent state and the last inputs of its convolution; Gated MLA keeps one latent
+row a token. S slots, H heads, V and K head dims, C channels, X = kv latent + shared key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KDASpec:
+    """Cache of one KDA layer, of a size that does not depend on the length."""
+
+    num_heads: int
+    head_dim: int
+    conv_channels: int
+    conv_width: int
+
+
+@dataclass(frozen=True)
+class MLASpec:
+    """Cache of one Gated MLA layer: `width` values a token."""
+
+    width: int
+
+
+LayerSpec = KDASpec | MLASpec
+
+
+class Cache(Protocol):
+    """Per-sequence slots over all layers of a model. Layers are addressed by 0-based index."""
+
+    lengths: list[int]
+    """Tokens held by each slot."""
+
+    def kda_state(self, layer: int) -> Tensor:
+        """Recurrent states [S, H, V, K] (float32), written in place by the layer."""
+        ...
+
+    def conv_state(self, layer: int) -> Tensor:
+        """Last inputs of the convolutions [S, C, W-1], oldest first, written in place."""
+        ...
+
+    def append_latent(
+        self, layer: int, slots: tuple[int, ...], starts: tuple[int, ...], rows: tuple[Tensor, ...]
+    ) -> None:
+        """Store latent rows [n_i, X] of each slot from position starts[i] on."""
+        ...
+
+    def latent_pages(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Pages [P, L, X] and the page table [N, M] of the given slots."""
+        ...
+
+    def advance(self, slots: tuple[int, ...], seqlens: tuple[int, ...]) -> None:
+        """Count tokens that a forward pass has added to its slots."""
+        ...
+
+    def reset(self, slot: int) -> None:
+        """Forget the sequence in a slot."""
+        ...
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Recurrent states are float32 whatever the activations are; float64 models keep float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

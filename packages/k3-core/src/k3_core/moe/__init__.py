@@ -1,0 +1,1 @@
+"""Feed-forwards: the dense MLP and Stable LatentMoE (report 4)."""

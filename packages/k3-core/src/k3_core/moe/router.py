@@ -1,0 +1,85 @@
+"""The router: sigmoid scores, a balancing bias that serves the choice only, replayed routes.
+
+Report 4, architecture 3.5. T tokens, D model width, E experts, k routes a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from k3_core.config import TextConfig
+from k3_core.ops import OpSet
+from k3_core.ops.math import math_dtype
+from k3_core.ops.route_topk import Routes
+from k3_core.ops.route_topk.reference import route_weights
+
+
+class Router(nn.Module):
+    """`gate.weight` [E, D] and `gate.e_score_correction_bias` [E] (never trained by gradient)."""
+
+    def __init__(
+        self,
+        config: TextConfig,
+        ops: OpSet,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.ops = config, ops
+        num_experts = config.num_experts
+        self.weight = nn.Parameter(
+            torch.empty(num_experts, config.hidden_size, device=device, dtype=dtype)
+        )
+        self.e_score_correction_bias = nn.Parameter(
+            torch.empty(num_experts, device=device), requires_grad=False
+        )
+        self.observer: Callable[[Routes], None] | None = None
+        """Called with the routes of every training forward pass; load balancers set it."""
+
+    def forward(
+        self, x_TD: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None
+    ) -> Routes:
+        """Routes of [T, D]; `replay` gives the indices [T, k] (and perhaps weights) instead."""
+        dtype = math_dtype(x_TD)
+        with torch.autocast(x_TD.device.type, enabled=False):
+            logits_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype))
+        routes = self.ops.route_topk(
+            logits_TE,
+            self.e_score_correction_bias,
+            top_k=self.config.num_experts_per_token,
+            renormalize=self.config.moe_renormalize,
+            scaling_factor=self.config.routed_scaling_factor,
+            num_groups=self.config.num_expert_group,
+            topk_groups=self.config.topk_group,
+            activation=self.config.moe_router_activation_func,
+        )
+        if replay is not None:
+            return self._replayed(routes, replay)
+        if self.training and self.observer is not None:
+            self.observer(routes)
+        return routes
+
+    def _replayed(self, routes: Routes, replay: Tensor | tuple[Tensor, Tensor]) -> Routes:
+        idx_Tk, weight_Tk = replay if isinstance(replay, tuple) else (replay, None)
+        num_experts = routes.scores_TE.shape[-1]
+        if idx_Tk.shape != routes.idx_Tk.shape:
+            raise ValueError(
+                f"replayed routes are {tuple(idx_Tk.shape)}, the batch needs "
+                f"{tuple(routes.idx_Tk.shape)}"
+            )
+        if idx_Tk.numel() and not 0 <= int(idx_Tk.min()) <= int(idx_Tk.max()) < num_experts:
+            raise ValueError(f"replayed routes name experts outside 0..{num_experts - 1}")
+        idx_Tk = idx_Tk.to(torch.int64)
+        if weight_Tk is None:
+            weight_Tk = route_weights(
+                routes.scores_TE,
+                idx_Tk,
+                self.config.moe_renormalize,
+                self.config.routed_scaling_factor,
+            )
+        return routes._replace(idx_Tk=idx_Tk, weight_Tk=weight_Tk)

@@ -1,0 +1,31 @@
+"""Reference of linear_cross_entropy. T tokens, D model width, V vocabulary."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from k3_core.ops.math import math_dtype
+
+
+def linear_cross_entropy(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of softmax(hidden @ weight^T) against `labels` [T] (int64).
+
+    `reduction` is "mean" (over labels that are not `ignore_index`; 0 when there are none),
+    "sum" or "none" ([T], zeros where ignored). Softmax in float32.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction {reduction!r} is unknown; use 'mean', 'sum' or 'none'")
+    logits_TV = F.linear(hidden_TD, weight_VD).to(math_dtype(hidden_TD))
+    losses_T = F.cross_entropy(logits_TV, labels_T, ignore_index=ignore_index, reduction="none")
+    if reduction == "none":
+        return losses_T
+    if reduction == "sum":
+        return losses_T.sum()
+    return losses_T.sum() / torch.clamp((labels_T != ignore_index).sum(), min=1)

@@ -1,0 +1,21 @@
+"""Small numerical helpers that several references share."""
+
+import torch
+from torch import Tensor
+
+
+def math_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that an op computes in: float64 for float64 input, float32 for the rest."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def rms_scale(x: Tensor, eps: float) -> Tensor:
+    """rsqrt(mean(x^2) + eps) over the last axis of an `x` already in the math dtype."""
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def host_lengths(cu_seqlens_N1: Tensor, seqlens: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The sequence lengths as Python ints; reads `cu_seqlens` (a sync on CUDA) when not given."""
+    if seqlens is not None:
+        return seqlens
+    return tuple(cu_seqlens_N1.diff().tolist())

@@ -1,0 +1,62 @@
+"""mla_prefill by torch's scaled_dot_product_attention, one sequence at a time."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from k3_core.ops.math import host_lengths
+from k3_core.ops.mla_prefill import reference
+
+
+def mla_prefill(
+    q_THD: Tensor,
+    k_SHD: Tensor,
+    v_SHV: Tensor,
+    *,
+    scale: float,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqlens_q: tuple[int, ...] | None = None,
+    seqlens_k: tuple[int, ...] | None = None,
+    return_max: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same function as the reference; the maxima are left to the reference."""
+    if return_max:
+        return reference.mla_prefill(
+            q_THD,
+            k_SHD,
+            v_SHV,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqlens_q=seqlens_q,
+            seqlens_k=seqlens_k,
+            return_max=True,
+        )
+    lengths_q = host_lengths(cu_seqlens_q, seqlens_q)
+    lengths_k = host_lengths(cu_seqlens_k, seqlens_k)
+    reference.check_lengths(lengths_q, lengths_k)
+    outputs = [
+        _attend(q, k, v, scale)
+        for q, k, v in zip(
+            q_THD.split(lengths_q), k_SHD.split(lengths_k), v_SHV.split(lengths_k), strict=True
+        )
+        if len(q)
+    ]
+    if not outputs:
+        return v_SHV.new_zeros(0, *v_SHV.shape[1:])
+    return torch.cat(outputs)
+
+
+def _attend(q_THD: Tensor, k_SHD: Tensor, v_SHV: Tensor, scale: float) -> Tensor:
+    is_square = len(q_THD) == len(k_SHD)
+    mask = None if is_square else reference.causal_mask(len(q_THD), len(k_SHD), q_THD.device)
+    o_HTV = F.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        k_SHD.transpose(0, 1)[None],
+        v_SHV.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=is_square,
+        scale=scale,
+    )
+    return o_HTV[0].transpose(0, 1)

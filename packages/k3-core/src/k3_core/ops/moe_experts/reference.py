@@ -1,0 +1,60 @@
+"""Reference of moe_experts: one expert at a time, float64-capable.
+
+T tokens, D input and output width, I expert width, E experts, k routes a token. Weights are
+[E, out, in] stacks: w1 (gate) and w3 (up) [E, I, D], w2 (down) [E, D, I]; each may be packed
+(`k3_core.quant.MXTensor`), then only the experts that were hit are dequantised.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from k3_core.ops.math import math_dtype
+from k3_core.ops.moe_experts.weights import ExpertStack, expert_weight
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+
+
+def moe_experts(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    w1: ExpertStack,
+    w3: ExpertStack,
+    w2: ExpertStack,
+    *,
+    activation: Activation,
+) -> Tensor:
+    """Sum over k of weight * w2(activation(w1 x, w3 x)), summed in float32, in the dtype of x."""
+    check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    dtype = math_dtype(x_TD)
+    out_TD = torch.zeros(x_TD.shape[0], w2.shape[1], dtype=dtype, device=x_TD.device)
+    for expert in range(w1.shape[0]):
+        token, route = torch.where(idx_Tk == expert)
+        if token.numel() == 0:
+            continue
+        x = x_TD[token]
+        hidden = activation(
+            F.linear(x, expert_weight(w1, expert, x.dtype)),
+            F.linear(x, expert_weight(w3, expert, x.dtype)),
+        )
+        y = F.linear(hidden, expert_weight(w2, expert, x.dtype)).to(dtype)
+        out_TD = out_TD.index_add(0, token, y * weight_Tk[token, route].to(dtype)[:, None])
+    return out_TD.to(x_TD.dtype)
+
+
+def check_routes(x_TD: Tensor, idx_Tk: Tensor, weight_Tk: Tensor, num_experts: int) -> None:
+    """Raise ValueError when routes do not fit the tokens, or name an expert that is not there."""
+    if idx_Tk.shape != weight_Tk.shape or idx_Tk.shape[0] != x_TD.shape[0]:
+        raise ValueError(
+            f"moe_experts: idx {tuple(idx_Tk.shape)} and weight {tuple(weight_Tk.shape)} must be "
+            f"[T, k] for x {tuple(x_TD.shape)}"
+        )
+    is_checked_cheaply = idx_Tk.device.type == "cpu"
+    if is_checked_cheaply and idx_Tk.numel() and not 0 <= idx_Tk.min() <= idx_Tk.max() < num_experts:
+        raise ValueError(
+            f"moe_experts: an expert index is in {idx_Tk.min()}..{idx_Tk.max()}, "
+            f"allowed are 0..{num_experts - 1}"
+        )

@@ -1,0 +1,1 @@
+"""newton_schulz: approximate orthogonalisation of Muon's momentum (report 5)."""

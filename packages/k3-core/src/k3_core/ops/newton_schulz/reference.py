@@ -1,0 +1,29 @@
+"""Reference of newton_schulz: a quintic iteration on stacks of matrices [..., m, n]."""
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def newton_schulz(
+    matrices: Tensor, *, steps: int = 5, eps: float = 1e-7, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Push the singular values of each [m, n] matrix towards one.
+
+    X0 = M / |M|_F, then X <- aX + b(XX^T)X + c(XX^T)^2 X, on the side with fewer rows. The
+    result has the dtype and shape of the input; `dtype` is the working one (bfloat16 on a GPU).
+    A zero matrix stays zero.
+    """
+    if matrices.ndim < 2:
+        raise ValueError(f"newton_schulz needs [..., m, n], got {tuple(matrices.shape)}")
+    a, b, c = COEFFICIENTS
+    x = matrices.to(dtype or matrices.dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / (torch.linalg.matrix_norm(x.float() if x.dtype != torch.float64 else x)
+             .to(x.dtype)[..., None, None] + eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if is_tall else x).to(matrices.dtype)
