@@ -75,11 +75,15 @@ class KimiDeltaAttention(nn.Module):
         gate_THK = self._heads(self.f_b_proj(self.f_a_proj(x_TD)))
         inputs = (q_THK, k_THK, v_THK, gate_THK, self.b_proj(x_TD))
         o_THK = self._step(inputs, batch) if batch.is_decode else self._chunk(inputs, batch)
-        out_gate = self.g_proj(x_TD) if self.has_full_rank_gate else self.g_b_proj(self.g_a_proj(x_TD))
         y_THK = self.ops.gated_rms_norm(
-            o_THK, self.o_norm.weight, self._heads(out_gate), eps=self.o_norm.eps
+            o_THK, self.o_norm.weight, self._heads(self._output_gate(x_TD)), eps=self.o_norm.eps
         )
         return self.o_proj(y_THK.flatten(1))
+
+    def _output_gate(self, x_TD: Tensor) -> Tensor:
+        if self.has_full_rank_gate:
+            return self.g_proj(x_TD)
+        return self.g_b_proj(self.g_a_proj(x_TD))
 
     def _heads(self, x_TC: Tensor) -> Tensor:
         return x_TC.unflatten(-1, (self.num_heads, self.head_dim))

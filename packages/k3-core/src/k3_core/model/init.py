@@ -35,9 +35,7 @@ def init_law(name: str) -> str:
 
 
 @torch.no_grad()
-def init_parameters(
-    model: nn.Module, std: float, generator: torch.Generator | None = None
-) -> None:
+def init_parameters(model: nn.Module, std: float, generator: torch.Generator | None = None) -> None:
     """Fill every parameter of `model` by its law, in place; meta tensors are left alone."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:

@@ -128,9 +128,7 @@ class K3ForConditionalGeneration(nn.Module):
         """The dtype of the matrices."""
         return self.language_model.model.embed_tokens.weight.dtype
 
-    def bind_ops(
-        self, device: str, dtype: str, overrides: Mapping[str, str] | None = None
-    ) -> None:
+    def bind_ops(self, device: str, dtype: str, overrides: Mapping[str, str] | None = None) -> None:
         """Resolve the ops again, after a move to another device or for another dtype."""
         parts = Parts(_ops_device(device), dtype, {**self.impl_overrides, **(overrides or {})})
         for module in (*self.modules(), self.language_model.model.mixer):
@@ -160,9 +158,7 @@ class K3ForConditionalGeneration(nn.Module):
             for index, layer in enumerate(self.language_model.model.layers)
         }
         cache = self._parts.get("cache", "contiguous")
-        return cache(
-            specs, batch_size, max_length=max_length, device=self.device, dtype=self.dtype
-        )
+        return cache(specs, batch_size, max_length=max_length, device=self.device, dtype=self.dtype)
 
     # -- forward --------------------------------------------------------------------------
 

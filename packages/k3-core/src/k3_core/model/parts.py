@@ -13,9 +13,7 @@ from k3_core.plugins import Resolution, resolve
 class Parts:
     """The resolved classes and ops of one model, with the reasons."""
 
-    def __init__(
-        self, device: str, dtype: str, overrides: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, device: str, dtype: str, overrides: Mapping[str, str] | None = None) -> None:
         self.ops = OpSet.resolve(device, dtype, overrides)
         self.resolutions: dict[str, Resolution] = {
             f"kernel.{name}": resolution for name, resolution in self.ops.resolutions.items()

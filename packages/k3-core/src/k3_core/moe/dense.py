@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.moe.base import glu
 from k3_core.modules import Linear
+from k3_core.moe.base import glu
 from k3_core.ops import OpSet
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
+from k3_core.modules import Linear, RMSNorm
 from k3_core.moe.base import glu
 from k3_core.moe.dense import GatedMLP
 from k3_core.moe.experts import ExpertBank
 from k3_core.moe.router import Router
-from k3_core.modules import Linear, RMSNorm
 from k3_core.ops import OpSet
 from k3_core.ops.route_topk import Routes
 

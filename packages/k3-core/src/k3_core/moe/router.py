@@ -41,9 +41,7 @@ class Router(nn.Module):
         self.observer: Callable[[Routes], None] | None = None
         """Called with the routes of every training forward pass; load balancers set it."""
 
-    def forward(
-        self, x_TD: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None
-    ) -> Routes:
+    def forward(self, x_TD: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None) -> Routes:
         """Routes of [T, D]; `replay` gives the indices [T, k] (and perhaps weights) instead."""
         dtype = math_dtype(x_TD)
         with torch.autocast(x_TD.device.type, enabled=False):

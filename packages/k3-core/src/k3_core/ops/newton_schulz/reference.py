@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from k3_core.ops.math import math_dtype
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -21,8 +23,8 @@ def newton_schulz(
     x = matrices.to(dtype or matrices.dtype)
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
-    x = x / (torch.linalg.matrix_norm(x.float() if x.dtype != torch.float64 else x)
-             .to(x.dtype)[..., None, None] + eps)
+    norm = torch.linalg.matrix_norm(x.to(math_dtype(x)), keepdim=True)
+    x = x / (norm.to(x.dtype) + eps)
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
