@@ -1,0 +1,32 @@
+"""The interface of a balancer. T tokens, L routers, E experts, k routes a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from k3_core.ops.route_topk import Routes
+
+
+class Balancer(Protocol):
+    """Sees the routes of every micro-batch and moves the biases once per optimizer step.
+
+    Built as `target(biases, top_k=..., **options)` with one bias [E] per router, changed in place.
+    """
+
+    def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None: ...
+
+    def observe(self, router: int, routes: Routes) -> None:
+        """Account for one micro-batch of router number `router`. It must not wait for a GPU."""
+
+    def update(self) -> None:
+        """Derive the biases that the next step uses, and forget what was observed."""
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What was observed since the last update, for a checkpoint between micro-batches."""
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `state_tensors` gave."""

@@ -1,0 +1,29 @@
+"""No balancing: the biases stay as they are (the baseline of an ablation)."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from k3_core.ops.route_topk import Routes
+
+
+class NoBalancer:
+    """A balancer that does nothing."""
+
+    def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None:
+        del biases, top_k, num_bins
+
+    def observe(self, router: int, routes: Routes) -> None:
+        """Ignore the routes."""
+
+    def update(self) -> None:
+        """Leave the biases alone."""
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Nothing is remembered."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Accept the empty state only."""
+        if tensors:
+            raise ValueError(f"balancer 'none' has no state, got {sorted(tensors)}")

@@ -1,0 +1,72 @@
+"""Quantile Balancing with the exact quantile (report 4.2, training 3.1).
+
+T tokens, L routers, E experts, k routes a token, m tokens of the step, q = m k / E.
+The bias that would just route token i to expert j is r_ij = cutoff_i - score_ij. The new bias of
+an expert is the (floor(q)+1)-th smallest r over all tokens: minus the (q+1)-th largest margin.
+It keeps the r of a whole step in memory; the histogram estimator does not.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from k3_core.ops.route_topk import Routes
+
+
+class ExactQuantileBalancer:
+    """Moves every bias to the exact quantile of the required biases, then centres the mean."""
+
+    def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None:
+        del num_bins
+        self.biases = list(biases)
+        self.top_k = check_top_k(self.biases, top_k)
+        self._required: list[list[Tensor]] = [[] for _ in self.biases]
+
+    def observe(self, router: int, routes: Routes) -> None:
+        """Keep the required biases [T, E] of one micro-batch."""
+        self._required[router].append(required_biases(routes))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Set the biases of the next step; a router that saw no token keeps its bias."""
+        for bias_E, parts in zip(self.biases, self._required, strict=True):
+            num_tokens = sum(len(part) for part in parts)
+            if num_tokens:
+                rank = num_tokens * self.top_k // len(bias_E) + 1
+                quantile_E = torch.cat(parts).kthvalue(rank, dim=0).values.double()
+                bias_E.copy_(quantile_E - quantile_E.mean())
+            parts.clear()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The required biases seen so far, per router."""
+        return {
+            f"required.{index}": torch.cat(parts)
+            for index, parts in enumerate(self._required)
+            if parts
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `state_tensors` gave."""
+        self._required = [[] for _ in self.biases]
+        for name, required_TE in tensors.items():
+            index = int(name.removeprefix("required."))
+            self._required[index].append(required_TE.to(self.biases[index].device))
+
+
+def required_biases(routes: Routes) -> Tensor:
+    """r [T, E] = cutoff - score: the bias with which an expert would just be chosen."""
+    return routes.cutoff_T.detach()[:, None] - routes.scores_TE.detach()
+
+
+def check_top_k(biases: Sequence[Tensor], top_k: int) -> int:
+    """`top_k`, if it leaves a cutoff in every router; all routers have the same experts."""
+    sizes = {len(bias_E) for bias_E in biases}
+    if len(sizes) > 1:
+        raise ValueError(f"the routers have different numbers of experts: {sorted(sizes)}")
+    if sizes and not 1 <= top_k < min(sizes):
+        raise ValueError(
+            f"quantile balancing needs 1 <= top_k < experts, got top_k {top_k} of {min(sizes)}; "
+            "with every expert chosen there is nothing to balance: use balance.name = 'none'"
+        )
+    return top_k

@@ -1,0 +1,180 @@
+"""The configuration of a training run: frozen dataclasses, read from TOML and `--set a.b=c`.
+
+Order: the defaults here, the training preset of the model (`presets/NAME.toml`), `--config`,
+`--set`. What was finally used is written to `config.resolved.toml` of the run. No value here is
+the report's unless said so: peak rates, batch and horizon are not disclosed (report 12).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from k3_core.config import ConfigError, apply_overrides, load_dataclass, read_toml
+
+DEFAULT_HORIZON = 1000
+"""Schedule horizon, in steps, of a run that is given in steps and does not name a horizon."""
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What is trained.
+
+    preset: name of a model preset; config: path of a config.json, instead of the preset.
+    init_from: folder of a model to start from (weights only); empty for a fresh one.
+    mtp_weight: weight of the MTP loss, when the model has an MTP layer (our own choice).
+    """
+
+    preset: str = "k3-test"
+    config: str = ""
+    init_from: str = ""
+    mtp_weight: float = 0.2
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where the tokens come from and how they are packed.
+
+    path: folder of token files; empty builds the default corpus in the run's folder.
+    tokens_per_batch: of one micro-batch. max_seq_len: longest piece of a document, in tokens.
+    """
+
+    path: str = ""
+    tokens_per_batch: int = 2048
+    max_seq_len: int = 512
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Optimizer by registry name, with peak learning rates by role.
+
+    clip_norm: global gradient norm; 0 turns clipping off.
+    """
+
+    name: str = "per_head_muon"
+    muon_lr: float = 0.02
+    adamw_lr: float = 0.004
+    embedding_lr: float = 0.01
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """Schedule by registry name; 1 % warm-up is the report's.
+
+    total_steps: the horizon; 0 means the planned steps of a run given in minutes, or
+    `DEFAULT_HORIZON` for a run given in steps. The learning rate stays at its floor after it.
+    """
+
+    name: str = "cosine"
+    total_steps: int = 0
+    warmup_ratio: float = 0.01
+    min_lr_ratio: float = 0.1
+
+
+@dataclass(frozen=True)
+class BalanceSection:
+    """Balancer by registry name. num_bins: of the histogram (1000 is the report's)."""
+
+    name: str = "quantile_histogram"
+    num_bins: int = 1000
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run goes.
+
+    steps: optimizer steps to reach, in all; a run given in minutes sets it after measuring.
+    accumulation: micro-batches of one step. device: cpu, cuda or auto.
+    log_every, checkpoint_every: in steps. keep_checkpoints: the newest ones kept.
+    """
+
+    steps: int = 0
+    seed: int = 0
+    device: str = "auto"
+    accumulation: int = 1
+    log_every: int = 10
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 2
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All sections of a run."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    balance: BalanceSection = field(default_factory=BalanceSection)
+    run: RunSection = field(default_factory=RunSection)
+    impl: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value, low in self._lower_bounds():
+            if value < low:
+                raise ConfigError(name, f"{value} is below {low}", f"Give at least {low}.")
+
+    def _lower_bounds(self) -> list[tuple[str, float, float]]:
+        data, optim, schedule, run = self.data, self.optim, self.schedule, self.run
+        return [
+            ("data.tokens_per_batch", data.tokens_per_batch, 2),
+            ("data.max_seq_len", data.max_seq_len, 2),
+            ("optim.clip_norm", optim.clip_norm, 0),
+            ("optim.weight_decay", optim.weight_decay, 0),
+            ("optim.newton_schulz_steps", optim.newton_schulz_steps, 1),
+            ("schedule.total_steps", schedule.total_steps, 0),
+            ("schedule.warmup_ratio", schedule.warmup_ratio, 0),
+            ("schedule.min_lr_ratio", schedule.min_lr_ratio, 0),
+            ("balance.num_bins", self.balance.num_bins, 1),
+            ("run.steps", run.steps, 0),
+            ("run.accumulation", run.accumulation, 1),
+            ("run.log_every", run.log_every, 1),
+            ("run.checkpoint_every", run.checkpoint_every, 1),
+            ("run.keep_checkpoints", run.keep_checkpoints, 1),
+        ]
+
+
+def load_train_config(
+    *, preset: str | None = None, file: Path | None = None, overrides: Sequence[str] = ()
+) -> TrainConfig:
+    """Defaults, then the training preset of the model, then `file`, then `a.b=c` overrides.
+
+    `preset` names the model and wins over the file. Raises ConfigError naming the bad key.
+    """
+    given = apply_overrides(read_toml(file) if file else {}, overrides)
+    if preset is not None:
+        given = apply_overrides(given, [f"model.preset={json.dumps(preset)}"])
+    model = load_dataclass(ModelSection, _table(given, "model"), "model")
+    shipped = Path(__file__).parent / "presets" / f"{model.preset}.toml"
+    defaults = read_toml(shipped) if shipped.is_file() else {}
+    sections = {**defaults, **given}
+    merged = {name: {**_table(defaults, name), **_table(given, name)} for name in sections}
+    return load_dataclass(TrainConfig, merged)
+
+
+def _table(values: Mapping[str, object], name: str) -> dict[str, object]:
+    table = values.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(name, f"{table!r} is not a table", f"Write its keys under [{name}].")
+    return dict(table)
+
+
+def write_toml(config: TrainConfig, path: Path) -> None:
+    """Write the resolved configuration, one table per section, readable by `tomllib`."""
+    lines = ["# The configuration that this run used; `k3 train resume` reads it."]
+    for section, values in asdict(config).items():
+        lines += ["", f"[{section}]"]
+        # Strings, numbers and booleans are spelled alike in JSON and in TOML.
+        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+    partial = path.with_suffix(".partial")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.replace(path)

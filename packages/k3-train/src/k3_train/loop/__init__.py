@@ -1,0 +1,1 @@
+"""The training loop: steps, checkpoints, signals, log rows and time limits."""

@@ -1,0 +1,109 @@
+"""From a configuration to a trainer: model, optimizer, balancer, sampler, by the registry."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from k3_core.config import ConfigError, K3Config
+from k3_core.model import K3ForConditionalGeneration
+from k3_core.plugins import resolve
+from k3_train.balance.base import Balancer
+from k3_train.balance.load import LoadTracker
+from k3_train.config import DEFAULT_HORIZON, ModelSection, TrainConfig
+from k3_train.loop.state import TrainState
+from k3_train.loop.step import Stepper
+from k3_train.loop.trainer import Sampler, Schedule, Trainer
+
+
+def choose_device(name: str) -> torch.device:
+    """cpu, cuda, cuda:N, or auto: cuda when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device", f"{name!r}, but no GPU is usable", "Use cpu or auto.")
+    return device
+
+
+def model_config(section: ModelSection) -> K3Config:
+    """The configuration of the model to train."""
+    if section.init_from:
+        return K3Config.from_file(Path(section.init_from) / "config.json")
+    if section.config:
+        return K3Config.from_file(Path(section.config))
+    return K3Config.preset(section.preset)
+
+
+def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Trainer:
+    """Everything of a run at step 0; the seed of the configuration makes it repeatable."""
+    device = choose_device(config.run.device)
+    torch.manual_seed(config.run.seed)
+    model = _model(config, device)
+    routers = _routers(model)
+    text = model.config.text
+    balancer = _balancer(config, routers, text.num_experts_per_token)
+    loads = LoadTracker(len(routers), text.num_experts, device)
+    _observe(routers, balancer, loads)
+    optimizer: Any = _load("optimizer", config.optim.name, device, config)(
+        dict(model.named_parameters()),
+        text=text,
+        optim=config.optim,
+        newton_schulz=_load("kernel", "newton_schulz", device, config),
+    )
+    stepper = Stepper(
+        TrainState(model, optimizer, balancer),
+        device=device,
+        clip_norm=config.optim.clip_norm,
+        mtp_weight=config.model.mtp_weight,
+    )
+    return Trainer(
+        stepper, sampler, loads, run=config.run, peak_lr=config.optim.muon_lr, folder=folder
+    )
+
+
+def build_schedule(config: TrainConfig) -> Schedule:
+    """The schedule over the horizon of the configuration."""
+    section = config.schedule
+    target: Any = resolve("schedule", section.name, overrides=config.impl).load()
+    return target(
+        total_steps=section.total_steps or DEFAULT_HORIZON,
+        warmup_ratio=section.warmup_ratio,
+        min_lr_ratio=section.min_lr_ratio,
+    )
+
+
+def _model(config: TrainConfig, device: torch.device) -> nn.Module:
+    section = config.model
+    if section.init_from:
+        return K3ForConditionalGeneration.from_pretrained(
+            section.init_from, dtype=torch.float32, device=device, experts="dequantized"
+        )
+    return K3ForConditionalGeneration(
+        model_config(section), device=device, dtype=torch.float32, impl_overrides=config.impl
+    )
+
+
+def _routers(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.modules() if hasattr(one, "e_score_correction_bias")]
+
+
+def _balancer(config: TrainConfig, routers: list[nn.Module], top_k: int) -> Balancer:
+    target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
+    biases = [router.e_score_correction_bias for router in routers]
+    return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
+
+
+def _observe(routers: list[nn.Module], balancer: Balancer, loads: LoadTracker) -> None:
+    for index, router in enumerate(routers):
+
+        def observer(routes: Any, index: int = index) -> None:
+            balancer.observe(index, routes)
+            loads.observe(index, routes)
+
+        router.observer = observer
+
+
+def _load(kind: str, implements: str, device: torch.device, config: TrainConfig) -> Any:
+    return resolve(kind, implements, device=device.type, overrides=config.impl).load()

@@ -1,0 +1,87 @@
+"""Everything of a run that changes with its steps, as named tensors.
+
+A run resumed from these tensors takes the same steps, bit for bit on a CPU, as one that was never
+stopped. The data position is the step itself: batches are a function of their index.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from k3_train.balance.base import Balancer
+from k3_train.loop.checkpoint import CheckpointError
+from k3_train.optim.base import Optimizer
+
+
+@dataclass
+class TrainState:
+    """The model, what updates it, and how far it is.
+
+    step: finished optimizer steps. tokens: tokens read by them.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    balancer: Balancer
+    step: int = 0
+    tokens: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, live (not copied): model, optimizer, balancer and random generators."""
+        parts = {
+            "model": dict(self.model.named_parameters()) | dict(self.model.named_buffers()),
+            "optimizer": self.optimizer.state_tensors(),
+            "balancer": self.balancer.state_tensors(),
+            "rng": _rng_states(),
+        }
+        return {
+            f"{part}.{name}": tensor.detach()
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
+
+    def snapshot(self) -> tuple[dict[str, Tensor], int, int]:
+        """A copy of the state, for `restore`."""
+        copies = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        return copies, self.step, self.tokens
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], step: int, tokens: int) -> None:
+        """Take a state back in place. CheckpointError names tensors that do not fit."""
+        own = {name: t for name, t in self.tensors().items() if name.startswith("model.")}
+        given = {name: t for name, t in tensors.items() if name.startswith("model.")}
+        wrong = sorted(
+            name
+            for name in own.keys() | given.keys()
+            if name not in own or name not in given or own[name].shape != given[name].shape
+        )
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: {len(wrong)} tensors are missing, extra "
+                f"or of another shape, first {wrong[0]}; the run's model settings were changed"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+        self.optimizer.load_state_tensors(_part(tensors, "optimizer."))
+        self.balancer.load_state_tensors(_part(tensors, "balancer."))
+        _set_rng_states(_part(tensors, "rng."))
+        self.step, self.tokens = step, tokens
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _rng_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_rng_states(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"].cpu())
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"].cpu())
