@@ -1,0 +1,53 @@
+"""Generation: the `Engine` protocol and the simplest engine that keeps it (report 5.4).
+
+`SimpleEngine` is imported on first use, so that the protocol costs no torch import.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from k3_core.engine.handle import EventStream, fold_events
+from k3_core.engine.protocol import (
+    Channel,
+    Completion,
+    Engine,
+    Event,
+    FinishReason,
+    Handle,
+    Images,
+    Request,
+    Sampling,
+    Stats,
+    TokenLogprob,
+)
+from k3_core.engine.stops import StopMatcher
+from k3_core.engine.suspended import Suspended
+
+if TYPE_CHECKING:
+    from k3_core.engine.simple import SimpleEngine
+
+__all__ = [
+    "Channel",
+    "Completion",
+    "Engine",
+    "Event",
+    "EventStream",
+    "FinishReason",
+    "Handle",
+    "Images",
+    "Request",
+    "Sampling",
+    "SimpleEngine",
+    "Stats",
+    "StopMatcher",
+    "Suspended",
+    "TokenLogprob",
+    "fold_events",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SimpleEngine":
+        from k3_core.engine.simple import SimpleEngine
+
+        return SimpleEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,88 @@
+"""Drawing the next token (report 5.4: sampling parameters belong to the request).
+
+Legend: B rows, V vocabulary. A row's result depends on its logits, its `Sampling`, and on
+(seed, position) alone: a counter-based uniform number replaces generator state, so batching,
+suspension and the order of requests never change an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from k3_core.engine.protocol import Sampling, TokenLogprob
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, a pure function of its arguments."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def raw_logprobs(logits_BV: torch.Tensor) -> torch.Tensor:
+    """log softmax of the raw logits, in float32 (float64 logits keep their precision)."""
+    wide_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+    return torch.log_softmax(wide_BV, dim=-1)
+
+
+def token_logprob(logprobs_V: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """The log-probability of one token and the `num_top` likeliest tokens, best first."""
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        values, ids = logprobs_V.topk(min(num_top, logprobs_V.numel()))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs_V[token_id]), top)
+
+
+def choose(logits_V: torch.Tensor, sampling: Sampling, position: int) -> int:
+    """The next token id of one row: greedy at temperature 0, else by inverse CDF.
+
+    `position` is the index that the token will have in its sequence. With top-p the draw is
+    from the fewest likeliest tokens whose probability reaches `top_p`.
+    """
+    scores_V = logits_V.double()
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=logits_V.device)
+        bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float64)
+        scores_V = scores_V.index_add(0, ids, bias.to(logits_V.device))
+    if sampling.temperature == 0:
+        return int(scores_V.argmax())
+    if sampling.seed is None:
+        raise ValueError("a sampled request needs a seed; the engine fixes one at submission")
+    probs_V = torch.softmax((scores_V - scores_V.max()) / sampling.temperature, dim=-1)
+    if sampling.top_p < 1:
+        probs_V = _keep_nucleus(probs_V, sampling.top_p)
+    cdf_V = probs_V.cumsum(0)
+    point = uniform(sampling.seed, position) * cdf_V[-1]
+    # right=True: a zero-probability token in front of the point is never chosen.
+    token_id = int(torch.searchsorted(cdf_V, point, right=True))
+    return min(token_id, int(probs_V.nonzero()[-1]))
+
+
+def _keep_nucleus(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    sorted_V, order_V = probs_V.sort(descending=True, stable=True)
+    is_dropped_V = sorted_V.cumsum(0) - sorted_V >= top_p
+    return probs_V.index_fill(0, order_V[is_dropped_V], 0.0)
+
+
+def sample_rows(
+    logits_BV: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+) -> list[TokenLogprob | None]:
+    """One token per row; None for a row with NaN or infinite logits, which fails alone.
+
+    -inf is a masked token and is allowed beside finite ones.
+    """
+    logprobs_BV = raw_logprobs(logits_BV)
+    peak_B = logits_BV.amax(dim=-1)  # NaN and +inf both surface in the maximum
+    is_sound = torch.isfinite(peak_B).tolist()
+    results: list[TokenLogprob | None] = []
+    for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
+        if not is_sound[row]:
+            results.append(None)
+            continue
+        token_id = choose(logits_BV[row], sampling, position)
+        results.append(token_logprob(logprobs_BV[row], token_id, sampling.top_logprobs))
+    return results

@@ -1,0 +1,64 @@
+"""The simple engine on the golden text model: its greedy tokens and its log-probabilities."""
+
+import json
+
+import pytest
+import torch
+from k3_core import K3ForConditionalGeneration
+from k3_core.engine import Request, Sampling, SimpleEngine
+
+
+@pytest.fixture(scope="module")
+def text_tiny(golden):  # type: ignore[no-untyped-def]
+    return K3ForConditionalGeneration.from_pretrained(golden("text_tiny"))
+
+
+@pytest.fixture(scope="module")
+def case(golden) -> dict:  # type: ignore[no-untyped-def]
+    return json.loads((golden("text_tiny") / "cases.json").read_text())
+
+
+@pytest.fixture
+def engine(text_tiny):  # type: ignore[no-untyped-def]
+    with SimpleEngine(text_tiny, max_batch=4, prefill_chunk=7) as engine:
+        yield engine
+
+
+def test_greedy_tokens_equal_the_released_code(engine, case) -> None:  # type: ignore[no-untyped-def]
+    prompt = tuple(case["input_ids"][: case["greedy"]["prompt_tokens"]])
+    wanted = case["greedy"]["generated"]
+    greedy = Sampling(max_tokens=len(wanted), temperature=0)
+    others = [Request(tuple(case["input_ids"][:n]), greedy) for n in (1, 5, 30)]
+    alone, together, *_ = engine.generate([Request(prompt, greedy)]) + engine.generate(
+        [Request(prompt, greedy), *others]
+    )
+    assert list(alone.token_ids) == wanted
+    assert list(together.token_ids) == wanted
+
+
+def test_logprobs_equal_a_full_forward(engine, text_tiny, case) -> None:  # type: ignore[no-untyped-def]
+    prompt = case["input_ids"][:20]
+    sampling = Sampling(max_tokens=8, seed=3, top_logprobs=3, has_prompt_logprobs=True)
+    (done,) = engine.generate([Request(tuple(prompt), sampling)])
+    ids = torch.tensor([[*prompt, *done.token_ids]])
+    with torch.no_grad():
+        full = text_tiny(input_ids=ids).logits[0].double().log_softmax(-1)
+    expected = full[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    got = [t.logprob for t in done.prompt_logprobs[1:]] + list(done.logprobs)
+    assert got == pytest.approx(expected, abs=2e-5)
+    best = full[19:-1].topk(3).values.tolist()
+    assert [[v for _, v in top] for top in done.top_logprobs] == [
+        pytest.approx(row, abs=2e-5) for row in best
+    ]
+
+
+def test_a_seed_gives_the_same_text_in_any_company(engine, case) -> None:  # type: ignore[no-untyped-def]
+    prompt = tuple(case["input_ids"][:12])
+    requests = [
+        Request(prompt, Sampling(max_tokens=12, seed=seed, temperature=1.5))
+        for seed in (1, 2, 3, 1)
+    ]
+    first, second, third, again = (done.token_ids for done in engine.generate(requests))
+    assert first == again
+    assert len({first, second, third}) == 3
+    assert engine.generate(requests[1:2])[0].token_ids == second
