@@ -42,7 +42,7 @@ class GridPosition(nn.Module):
         return torch.cat([self._item(grid) for grid in grids])
 
     def _item(self, grid: Grid) -> Tensor:
-        grid_HWD = self.weight
+        grid_HWD: Tensor = self.weight
         if (grid.h, grid.w) != tuple(self.weight.shape[:2]):
             source_1DHW = self.weight.permute(2, 0, 1)[None]
             resized_1DHW = F.interpolate(

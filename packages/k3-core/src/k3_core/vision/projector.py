@@ -3,6 +3,8 @@
 Legend: M merged positions, C = merge rows * columns * vision width, D text width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ class Projector(nn.Module):
     ) -> None:
         super().__init__()
         inner, width = config.merged_size, config.text_hidden_size
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.proj = nn.Sequential(
             Linear(inner, inner, **factory), nn.GELU(), Linear(inner, width, **factory)
         )
