@@ -34,7 +34,7 @@ class EventStream:
             waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter[0].is_closed():
             loop, future = waiter
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+            loop.call_soon_threadsafe(_resolve, future)
 
     def _pop(self) -> Event:
         event = self._events.popleft()
@@ -65,6 +65,11 @@ class EventStream:
                 raise StopIteration
             self._ready.wait_for(lambda: bool(self._events))
             return self._pop()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():  # a cancelled consumer has given up waiting
+        future.set_result(None)
 
 
 def fold_events(

@@ -74,6 +74,7 @@ class Runner:
         output = self._model.forward_packed(
             ids_T, batch, inputs_embeds_TD=embeds_TD, logit_rows=rows_R
         )
+        assert output.logits is not None
         return output.logits
 
     def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 from k3_core.engine.handle import EventStream
 from k3_core.engine.protocol import Event, FinishReason, Request, TokenLogprob
-from k3_core.engine.stops import StopWatch, TokenBytes
+from k3_core.engine.stops import StopWatch
 from k3_core.engine.suspended import Suspended
 
 if TYPE_CHECKING:
     import torch
+
+    from k3_core.tokenizer import K3Tokenizer
+
+UNPLACED = -1
 
 
 class Sequence:
@@ -21,13 +25,13 @@ class Sequence:
         handle: EventStream,
         suspended: Suspended,
         max_tokens: int,
-        tokenizer: TokenBytes | None,
+        tokenizer: K3Tokenizer | None,
     ) -> None:
         self.handle = handle
         self.request: Request = suspended.request
         self.ids = [*self.request.token_ids, *suspended.generated]
         self.max_tokens = max_tokens
-        self.slot: int | None = None
+        self.slot = UNPLACED
         self.embeds_TD: torch.Tensor | None = None
         self.num_fed = 0
         self.is_prefilled = False

@@ -28,12 +28,12 @@ from k3_core.engine.protocol import (
 )
 from k3_core.engine.runner import Runner
 from k3_core.engine.sampling import raw_logprobs, sample_rows, token_logprob
-from k3_core.engine.sequence import Sequence
-from k3_core.engine.stops import TokenBytes
+from k3_core.engine.sequence import UNPLACED, Sequence
 from k3_core.engine.suspended import Suspended, with_seed
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
+    from k3_core.tokenizer import K3Tokenizer
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class SimpleEngine:
     def __init__(
         self,
         model: K3ForConditionalGeneration,
-        tokenizer: TokenBytes | None = None,
+        tokenizer: K3Tokenizer | None = None,
         *,
         max_batch: int = 8,
         max_length: int | None = None,
@@ -228,7 +228,7 @@ class SimpleEngine:
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.slot is None:
+        if sequence.slot == UNPLACED:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)

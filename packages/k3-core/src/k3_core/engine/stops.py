@@ -8,16 +8,11 @@ partial match can still reach it, and nothing of the stop itself ever is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from k3_core.engine.protocol import Channel, Sampling
-
-
-class TokenBytes(Protocol):
-    """The part of a tokenizer that turns an id into the bytes it stands for."""
-
-    def token_bytes(self, token_id: int) -> bytes: ...
+    from k3_core.tokenizer import K3Tokenizer
 
 
 class StopMatcher:
@@ -69,7 +64,7 @@ class StopWatch:
     """
 
     def __init__(
-        self, sampling: Sampling, tokenizer: TokenBytes | None, channel: Channel | None
+        self, sampling: Sampling, tokenizer: K3Tokenizer | None, channel: Channel | None
     ) -> None:
         if sampling.stop and tokenizer is None:
             raise ValueError(f"stop strings {sampling.stop} need an engine with a tokenizer")
@@ -86,14 +81,14 @@ class StopWatch:
         return self._matcher.matched is not None
 
 
-def _raw_text(tokenizer: TokenBytes) -> Callable[[int], str]:
+def _raw_text(tokenizer: K3Tokenizer) -> Callable[[int], str]:
     from k3_core.tokenizer import Utf8Stream
 
     stream = Utf8Stream()
     return lambda token_id: stream.feed(tokenizer.token_bytes(token_id))
 
 
-def _response(tokenizer: TokenBytes, channel: Channel) -> Callable[[int], str]:
+def _response(tokenizer: K3Tokenizer, channel: Channel) -> Callable[[int], str]:
     from k3_core.xtml.events import ContentDelta
     from k3_core.xtml.parse import XtmlParser
 
