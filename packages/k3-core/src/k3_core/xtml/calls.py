@@ -47,9 +47,10 @@ def order_results(run: list[dict[str, Any]], calls: list[Call], num_before: int)
     the results since the assistant message, of which `num_before` came earlier.
     """
     positions = _positions(calls)
-    if all(str(result.get("tool_call_id")) in positions for result in run):
-        run.sort(key=lambda result: positions[str(result["tool_call_id"])])
-        return [calls[positions[str(result["tool_call_id"])]].name for result in run]
+    ids = [result.get("tool_call_id") for result in run]
+    if all(isinstance(call_id, str) and call_id in positions for call_id in ids):
+        run.sort(key=lambda result: positions[result["tool_call_id"]])
+        return [calls[positions[result["tool_call_id"]]].name for result in run]
     return [_name(result, calls, num_before + i) for i, result in enumerate(run)]
 
 

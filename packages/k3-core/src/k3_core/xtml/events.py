@@ -1,0 +1,111 @@
+"""Events of a parsed assistant turn, and the message that they fold into (serving 2 and 4c).
+
+A streamed and a whole answer cannot differ: the whole one is the fold of the streamed events.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More text of the think channel."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More text of the response channel, or text that stands where none belongs."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins; `index` counts the calls of the message from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgsDelta:
+    """More of the call's arguments; the fragments of a finished call join to a JSON object."""
+
+    index: int
+    json_fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The call is closed: its arguments are whole. A call cut off by the end has no such event."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """The output left the grammar here; what it still means follows as ordinary events."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnd:
+    """Nothing follows. `is_complete` when a stop token came, false when the output was cut off."""
+
+    is_complete: bool
+
+
+ParseEvent = (
+    ReasoningDelta
+    | ContentDelta
+    | ToolCallStart
+    | ToolArgsDelta
+    | ToolCallEnd
+    | ParseError
+    | MessageEnd
+)
+
+
+@dataclass
+class ParsedCall:
+    """One call: `arguments` is JSON text; when not `is_complete` it is a prefix of it."""
+
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+
+
+@dataclass
+class ParsedMessage:
+    """A whole assistant turn. `errors` are the reasons of all parse errors, in order."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[ParsedCall] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    is_complete: bool = False
+
+
+def fold(events: Iterable[ParseEvent]) -> ParsedMessage:
+    """The message that the events of one turn add up to."""
+    message = ParsedMessage()
+    for event in events:
+        match event:
+            case ReasoningDelta(text):
+                message.reasoning += text
+            case ContentDelta(text):
+                message.content += text
+            case ToolCallStart(_, name):
+                message.tool_calls.append(ParsedCall(name))
+            case ToolArgsDelta(index, fragment):
+                message.tool_calls[index].arguments += fragment
+            case ToolCallEnd(index):
+                message.tool_calls[index].is_complete = True
+            case ParseError(reason):
+                message.errors.append(reason)
+            case MessageEnd(is_complete):
+                message.is_complete = is_complete
+    return message
