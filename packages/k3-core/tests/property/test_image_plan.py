@@ -64,10 +64,11 @@ def test_an_image_shrinks_only_to_meet_a_limit(
         return
     num_patches = max(1, width // patch) * max(1, height // patch)
     longest = settings.patch_limit_on_one_side * patch
-    one_pixel_more_breaks_the_budget = (
-        plan.new_width + 1
-    ) ** 2 * num_patches > settings.in_patch_limit * width**2 * (1 - 1e-9)
-    assert one_pixel_more_breaks_the_budget or max(plan.new_width, plan.new_height) + 1 > longest
+    widened = (plan.new_width + 1) ** 2 * num_patches
+    is_at_budget = widened > settings.in_patch_limit * width**2 * (1 - 1e-9)
+    # 49 * (4 / 49) rounds to just under 4, so an image may end one pixel below the side limit.
+    is_at_side = max(plan.new_width, plan.new_height) + 1 >= longest
+    assert is_at_budget or is_at_side
 
 
 @given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([4, 16, 64]), st.data())
