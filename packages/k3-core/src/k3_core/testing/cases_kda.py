@@ -1,0 +1,118 @@
+"""Cases of kda_chunk, kda_step, kda_segment and short_conv (report 1).
+
+T tokens, N sequences, H heads, K and V head dims, B rows, W tokens a row or taps, C channels.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3_core.testing.cases import Case
+from k3_core.testing.values import Call, Values
+
+VARLEN = frozenset({"varlen"})
+STATES = frozenset({"state_in", "state_out"})
+
+
+def _inputs(
+    v: Values, lead: tuple[int, ...], heads: int, dims: tuple[int, int], gate_scale: float = 1.0
+) -> tuple[Tensor, ...]:
+    """q, k, v, gate, beta with leading sizes `lead`, then A_log and dt_bias."""
+    num_k, num_v = dims
+    return (
+        v.act(*lead, heads, num_k),
+        v.act(*lead, heads, num_k),
+        v.act(*lead, heads, num_v),
+        v.act(*lead, heads, num_k, scale=gate_scale),
+        v.act(*lead, heads),
+        v.full(heads, scale=0.3),
+        v.full(heads, num_k, scale=0.5),
+    )
+
+
+def _chunk(
+    v: Values,
+    lengths: tuple[int, ...],
+    dims: tuple[int, int] = (16, 16),
+    lower_bound: float | None = -5.0,
+    has_state: bool = False,
+    gate_scale: float = 1.0,
+    is_key_repeated: bool = False,
+) -> Call:
+    heads, tokens = 2, sum(lengths)
+    inputs = list(_inputs(v, (tokens,), heads, dims, gate_scale))
+    if is_key_repeated:
+        inputs[1] = inputs[1][:1].expand_as(inputs[1]).clone()
+    named: dict[str, Any] = {"lower_bound": lower_bound, "cu_seqlens_N1": v.offsets(lengths)}
+    named["seqlens"] = lengths
+    if has_state:
+        named["initial_state_NHVK"] = v.full(len(lengths), heads, dims[1], dims[0])
+        named["output_final_state"] = True
+    return Call(tuple(inputs), named)
+
+
+def _step(v: Values, tokens: int, commits: tuple[int, ...] | None, slots: tuple[int, ...]) -> Call:
+    inputs = _inputs(v, (len(slots), tokens), 2, (16, 16))
+    named: dict[str, Any] = {
+        "state_SHVK": v.full(4, 2, 16, 16),
+        "slots_B": torch.tensor(slots, device=v.device),
+        "lower_bound": -5.0,
+    }
+    if commits is not None:
+        named["num_commit_B"] = torch.tensor(commits, device=v.device)
+    return Call(inputs, named, mutated=("state_SHVK",))
+
+
+def _segment(v: Values, lengths: tuple[int, ...]) -> Call:
+    inputs = _inputs(v, (sum(lengths),), 2, (16, 8))[1:]
+    named = {"cu_seqlens_N1": v.offsets(lengths), "seqlens": lengths}
+    return Call(inputs, {"lower_bound": -5.0, **named})
+
+
+def _conv(v: Values, lengths: tuple[int, ...], has_state: bool) -> Call:
+    channels, width = 6, 4
+    args = (v.act(sum(lengths), channels), v.full(channels, 1, width))
+    named: dict[str, Any] = {"cu_seqlens_N1": v.offsets(lengths), "seqlens": lengths}
+    if has_state:
+        named["initial_state_NCW"] = v.act(len(lengths), channels, width - 1)
+        named["output_final_state"] = True
+    return Call(args, named)
+
+
+CASES = [
+    Case("kda_chunk", "one-sequence", partial(_chunk, lengths=(37,))),
+    Case(
+        "kda_chunk",
+        "varlen-state",
+        partial(_chunk, lengths=(5, 1, 0, 67), has_state=True),
+        VARLEN | STATES,
+    ),
+    Case("kda_chunk", "unbounded-gate", partial(_chunk, lengths=(33,), lower_bound=None)),
+    Case("kda_chunk", "wide-keys", partial(_chunk, lengths=(40,), dims=(32, 8))),
+    Case("kda_chunk", "gate-extremes", partial(_chunk, lengths=(70,), gate_scale=8.0)),
+    Case("kda_chunk", "repeated-key", partial(_chunk, lengths=(48,), is_key_repeated=True)),
+    Case("kda_step", "decode", partial(_step, tokens=1, commits=None, slots=(2, 0, 3))),
+    Case(
+        "kda_step",
+        "padded-rows",
+        partial(_step, tokens=1, commits=None, slots=(2, -1, 0)),
+        frozenset({"padded_rows"}),
+    ),
+    Case(
+        "kda_step",
+        "verify",
+        partial(_step, tokens=3, commits=(0, 3, 2), slots=(1, 3, 0)),
+        frozenset({"multi_token", "num_commit"}),
+    ),
+    Case("kda_segment", "one-stretch", partial(_segment, lengths=(35,))),
+    Case("kda_segment", "varlen", partial(_segment, lengths=(7, 0, 20)), VARLEN),
+    Case("short_conv", "one-sequence", partial(_conv, lengths=(11,), has_state=False)),
+    Case(
+        "short_conv",
+        "short-sequences-state",
+        partial(_conv, lengths=(1, 0, 2, 9), has_state=True),
+        VARLEN | STATES,
+    ),
+]

@@ -1,0 +1,35 @@
+"""Cases of gated_rms_norm, attn_res and situ_glu (report 1.4, 3, 4.1)."""
+
+from functools import partial
+
+from k3_core.testing.cases import Case
+from k3_core.testing.values import Call, Values
+
+
+def _norm(v: Values, tokens: int, heads: int, dim: int) -> Call:
+    shape = (tokens, heads, dim)
+    return Call((v.act(*shape), v.full(dim, scale=0.2, shift=1.0), v.act(*shape)), {"eps": 1e-6})
+
+
+def _mix(v: Values, tokens: int, width: int, num_sources: int) -> Call:
+    values = [v.act(tokens, width, scale=1.0 + source) for source in range(num_sources)]
+    weights = v.act(width, scale=0.2) + 1.0, v.act(1, width)
+    return Call((values, *weights), {"eps": 1e-6})
+
+
+def _glu(v: Values, shape: tuple[int, ...], linear_beta: float | None, scale: float) -> Call:
+    inputs = v.act(*shape, scale=scale), v.act(*shape, scale=scale)
+    return Call(inputs, {"beta": 4.0, "linear_beta": linear_beta})
+
+
+CASES = [
+    Case("gated_rms_norm", "rows", partial(_norm, tokens=9, heads=3, dim=32)),
+    Case("gated_rms_norm", "odd-width", partial(_norm, tokens=4, heads=1, dim=17)),
+    Case("gated_rms_norm", "no-tokens", partial(_norm, tokens=0, heads=2, dim=16)),
+    Case("attn_res", "one-source", partial(_mix, tokens=5, width=24, num_sources=1)),
+    Case("attn_res", "nine-sources", partial(_mix, tokens=7, width=33, num_sources=9)),
+    Case("situ_glu", "matrix", partial(_glu, shape=(13, 40), linear_beta=25.0, scale=2.0)),
+    Case("situ_glu", "saturated", partial(_glu, shape=(6, 16), linear_beta=25.0, scale=40.0)),
+    Case("situ_glu", "up-uncapped", partial(_glu, shape=(2, 3, 7), linear_beta=None, scale=2.0)),
+    Case("situ_glu", "no-tokens", partial(_glu, shape=(0, 8), linear_beta=25.0, scale=1.0)),
+]
