@@ -130,4 +130,4 @@ class K3Config(ConfigPart):
     @property
     def is_quantized(self) -> bool:
         """Whether the routed experts are stored as MXFP4 according to the configuration."""
-        return self.text.quantization_config is not None or "quantization_config" in self.extra
+        return self.text.quantization_config is not None

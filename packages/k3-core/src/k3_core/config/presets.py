@@ -15,9 +15,6 @@ _MEDIA_PAD = 21
 
 def load_preset(name: str) -> K3Config:
     """Build the preset that the registry finds under `name`."""
-    own = {"k3": k3, "k3-mini": k3_mini, "k3-nano": k3_nano, "k3-test": k3_test}
-    if name in own:
-        return own[name]()
     from k3_core.plugins import resolve
 
     return resolve("preset", name).load()()  # type: ignore[no-any-return, operator]

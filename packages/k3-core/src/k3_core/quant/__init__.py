@@ -1,5 +1,5 @@
 """Quantised weights: MXFP4 as the released checkpoint stores it (architecture 2.2)."""
 
-from .mx import BLOCK, E2M1_VALUES, MXTensor
+from .mx import BLOCK, E2M1_VALUES, MXTensor, bad_scale
 
-__all__ = ["BLOCK", "E2M1_VALUES", "MXTensor"]
+__all__ = ["BLOCK", "E2M1_VALUES", "MXTensor", "bad_scale"]

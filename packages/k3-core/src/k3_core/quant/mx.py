@@ -20,7 +20,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*_MAGNITUDES, *(-one for one in _MAGNITUDES))
 _SCALES = (*(2.0 ** (byte - 127) for byte in range(255)), float("nan"))
 # Above this scale a code of 4 or 6 leaves the range of float32 and bfloat16.
-_MAX_SCALE_FLOAT32 = 252
+_MAX_SCALE = 252
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class MXTensor:
     """A weight in MXFP4.
 
     packed: uint8 [..., P]. scale: uint8 [..., G]. Shapes and dtypes are checked here, the values
-    of the scales by `check_scales`.
+    of the scales by `bad_scale` where they enter (reading them here would be a sync on CUDA).
     """
 
     packed: Tensor
@@ -70,17 +70,6 @@ class MXTensor:
         """The same weight on another device."""
         return MXTensor(self.packed.to(device), self.scale.to(device))
 
-    def check_scales(self, name: str = "weight_scale") -> MXTensor:
-        """Return self; raise ValueError when a scale is 255 (NaN) or above float32's range."""
-        worst = int(self.scale.max()) if self.scale.numel() else 0
-        if worst > _MAX_SCALE_FLOAT32:
-            kind = "NaN" if worst == 255 else "a factor above the range of float32"
-            raise ValueError(
-                f"{name} holds the E8M0 byte {worst}, which is {kind}; allowed: 0 to "
-                f"{_MAX_SCALE_FLOAT32}. Export the weight again"
-            )
-        return self
-
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [..., N]; exact in float32, float64 and bfloat16, rounded in float16."""
         exact = torch.float32 if dtype == torch.float16 else dtype
@@ -88,6 +77,15 @@ class MXTensor:
         factors = _scale_table(self.device, exact)[self.scale.int()]  # [..., G]
         blocks = pairs.view(*self.scale.shape, BLOCK) * factors.unsqueeze(-1)
         return blocks.view(self.shape).to(dtype)
+
+
+def bad_scale(scale: Tensor) -> str | None:
+    """Why a scale tensor (uint8) cannot be used, or None: 255 is NaN, 253 and 254 overflow."""
+    worst = int(scale.max()) if scale.numel() else 0
+    if worst <= _MAX_SCALE:
+        return None
+    kind = "NaN" if worst == 255 else "a factor that leaves the range of float32"
+    return f"the E8M0 scale byte {worst} is {kind}, allowed: 0 to {_MAX_SCALE}"
 
 
 @functools.cache

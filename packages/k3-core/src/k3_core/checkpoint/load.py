@@ -1,0 +1,156 @@
+"""Load a checkpoint folder into a model, one tensor at a time (architecture 2).
+
+The model is built without memory, the experts take the form they are stored or wanted in, then
+each tensor is allocated once and filled from its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from k3_core.config import K3Config
+from k3_core.config.manifest import TensorSpec, tensor_manifest
+from k3_core.quant import MXTensor, bad_scale
+
+from .folder import CheckpointFolder
+from .headers import CheckpointError, TensorEntry
+from .source import resolve_source
+from .tensors import TensorReader
+from .verify import check_folder
+
+if TYPE_CHECKING:
+    from k3_core.model import K3ForConditionalGeneration
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EXPERTS = ("packed", "dequantized")
+TEXT_PREFIX = "language_model."
+
+
+def load_pretrained(
+    cls: type[K3ForConditionalGeneration],
+    path_or_name: str | Path,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    experts: str = "packed",
+    impl_overrides: Mapping[str, str] | None = None,
+) -> K3ForConditionalGeneration:
+    """Build `cls` from a folder or a bundled name, in eval mode.
+
+    dtype: a torch dtype, its name, or "auto" for that of config.json; tensors that the release
+    keeps in float32 stay so. experts: "packed" keeps MXFP4 experts packed (experts stored
+    unpacked stay unpacked), "dequantized" decodes them exactly into `dtype`.
+    Raises ConfigError or CheckpointError before any memory is taken for weights.
+    """
+    if experts not in EXPERTS:
+        raise CheckpointError(f"experts = {experts!r} is not accepted, allowed: {EXPERTS}")
+    source = resolve_source(path_or_name)
+    folder = CheckpointFolder.open(source)
+    check_folder(folder)
+    chosen = _choose_dtype(dtype, folder.config)
+    model = cls(folder.config, device="meta", dtype=chosen, impl_overrides=impl_overrides)
+    if folder.config.is_quantized and experts == "packed":
+        _pack_shapes(model)
+    allocate(model, device)
+    _fill(model, folder)
+    model.bind_ops(str(torch.device(device)), str(chosen).removeprefix("torch."))
+    model.stored_dtypes = _unusual_dtypes(folder)
+    model.tokenizer_source = source
+    return model.eval()
+
+
+def _choose_dtype(dtype: torch.dtype | str, config: K3Config) -> torch.dtype:
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    name = config.dtype if dtype == "auto" else dtype
+    if name in DTYPES:
+        return DTYPES[str(name)]
+    allowed = ", ".join(["auto", *DTYPES])
+    raise CheckpointError(f"dtype = {dtype!r} is not accepted, allowed: {allowed}")
+
+
+def _pack_shapes(model: K3ForConditionalGeneration) -> None:
+    """Give the expert banks packed stacks on the meta device."""
+    for bank in model.expert_banks():
+        bank.pack(_packed_like)
+
+
+def _packed_like(weight: Tensor) -> MXTensor:
+    *rows, columns = weight.shape
+    sizes = (columns // 2, columns // 32)
+    packed, scale = (weight.new_empty((*rows, size), dtype=torch.uint8) for size in sizes)
+    return MXTensor(packed, scale)
+
+
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Replace every meta parameter and buffer by uninitialised memory on `device`."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                empty = torch.empty_like(parameter, device=device)
+                module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+
+
+def _fill(model: K3ForConditionalGeneration, folder: CheckpointFolder) -> None:
+    state = model.state_dict()
+    prefix = TEXT_PREFIX if folder.config.is_flat else ""
+    with TensorReader() as reader:
+        for entry in sorted(folder.entries.values(), key=lambda one: (one.file, one.offset)):
+            name = prefix + entry.name
+            if name in state:
+                _fill_one(reader, entry, state.pop(name))
+            elif entry.name.endswith(".weight_packed"):
+                target = state.pop(name.removesuffix("_packed"))
+                target.copy_(_decoded(reader, entry, folder))
+            elif not entry.name.endswith(".weight_scale"):
+                raise CheckpointError(f"the model has no tensor {name}, which {entry.file} holds")
+    if state:
+        raise CheckpointError(f"the model has tensors that no file holds: {sorted(state)[:5]}")
+
+
+def _decoded(reader: TensorReader, entry: TensorEntry, folder: CheckpointFolder) -> Tensor:
+    scale_entry = folder.entries[entry.name.removesuffix("packed") + "scale"]
+    scale = reader.read(scale_entry)
+    _check_scale(scale_entry, scale)
+    return MXTensor(reader.read(entry), scale).dequantize()
+
+
+def _fill_one(reader: TensorReader, entry: TensorEntry, target: Tensor) -> None:
+    if not entry.name.endswith(".A_log"):
+        reader.read_into(entry, target)
+        if entry.name.endswith(".weight_scale"):
+            _check_scale(entry, target)
+        return
+    stored = reader.read(entry)
+    tail = stored[len(target) :]
+    if bool(tail.any()):
+        raise CheckpointError(
+            f"tensor {entry.name} in {entry.file} has {len(stored)} values for {len(target)} heads "
+            f"and a tail that is not zero. A_log is per head: correct num_heads or export it again"
+        )
+    target.copy_(stored[: len(target)])
+
+
+def _check_scale(entry: TensorEntry, scale: Tensor) -> None:
+    if problem := bad_scale(scale):
+        raise CheckpointError(
+            f"tensor {entry.name} in {entry.file}: {problem}. Export the weight again"
+        )
+
+
+def _unusual_dtypes(folder: CheckpointFolder) -> dict[str, str]:
+    """Stored dtypes that differ from what the configuration implies; kept for saving."""
+    specs: dict[str, TensorSpec] = {spec.name: spec for spec in tensor_manifest(folder.config)}
+    return {
+        name: entry.dtype
+        for name, entry in folder.entries.items()
+        if entry.dtype != specs[name].dtype
+    }
