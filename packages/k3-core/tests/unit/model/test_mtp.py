@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-
 from k3_core.config import K3Config
 from k3_core.model import K3ForConditionalGeneration, SequenceBatch
 

@@ -1,0 +1,108 @@
+"""SequenceBatch, the contiguous cache, and the padded front: arguments and errors."""
+
+import pytest
+import torch
+from k3_core.cache.base import KDASpec, MLASpec
+from k3_core.cache.contiguous import ContiguousCache
+from k3_core.config import K3Config
+from k3_core.model import K3ForConditionalGeneration, SequenceBatch
+
+SPECS = {0: KDASpec(2, 4, 24, 4), 1: MLASpec(6)}
+
+
+def test_lengths_offsets_and_first_positions():
+    cache = ContiguousCache(SPECS, 3)
+    cache.advance((0, 2), (4, 0))
+    batch = SequenceBatch.from_lengths([2, 0, 3], cache=cache, slots=[0, 1, 2])
+    assert batch.cu_seqlens_N1.tolist() == [0, 2, 2, 5]
+    assert batch.starts == (4, 0, 0) and batch.total_lengths == (6, 0, 3)
+    assert batch.is_first_T.tolist() == [False, False, True, False, False]
+    assert not batch.is_decode
+    assert SequenceBatch.from_lengths([1, 1], cache=cache).is_decode
+    assert not SequenceBatch.from_lengths([1, 1]).is_decode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seqlens": [-1]}, "negative"),
+        ({"seqlens": [1], "slots": [0]}, "without a cache"),
+        ({"seqlens": [1, 1], "slots": [0, 0], "with_cache": True}, "distinct"),
+        ({"seqlens": [1], "slots": [3], "with_cache": True}, r"0\.\.2"),
+    ],
+)
+def test_bad_batches_are_refused(arguments, message):
+    arguments = dict(arguments)
+    cache = ContiguousCache(SPECS, 3) if arguments.pop("with_cache", False) else None
+    with pytest.raises(ValueError, match=message):
+        SequenceBatch.from_lengths(cache=cache, **arguments)
+
+
+def test_latents_grow_and_keep_their_rows():
+    cache = ContiguousCache(SPECS, 2)
+    rows = torch.randn(700, 6)
+    cache.append_latent(1, (1,), (0,), (rows[:300],))
+    cache.append_latent(1, (1,), (300,), (rows[300:],))
+    pages, table = cache.latent_pages(1, torch.tensor([1]))
+    assert torch.equal(pages[table[0]].flatten(0, 1)[:700], rows)
+
+
+def test_a_full_cache_names_its_limit():
+    cache = ContiguousCache(SPECS, 1, max_length=4)
+    with pytest.raises(ValueError, match="max_length 4"):
+        cache.append_latent(1, (0,), (3,), (torch.zeros(2, 6),))
+
+
+def test_reset_forgets_one_slot_only(golden):
+    config = K3Config.from_file(golden("text_tiny"))
+    model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
+    cache, ids = model.new_cache(2), torch.arange(10).view(2, 5)
+    with torch.no_grad():
+        first = model(input_ids=ids, cache=cache).logits
+        cache.reset(0)
+        assert cache.lengths == [0, 5]
+        row = SequenceBatch.from_lengths([5], cache=cache, slots=[0])
+        again = model.forward_packed(ids[0], row).logits
+    torch.testing.assert_close(again, first[0], atol=1e-6, rtol=0)
+    assert not (cache.kda_state(0)[1] == 0).all()
+
+
+def test_left_and_right_padding_agree(golden):
+    config = K3Config.from_file(golden("text_tiny"))
+    model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(6)
+    left = torch.cat((torch.zeros(3, dtype=torch.int64), ids))[None]
+    right = torch.cat((ids, torch.zeros(3, dtype=torch.int64)))[None]
+    with torch.no_grad():
+        plain = model(input_ids=ids[None]).logits[0]
+        a = model(input_ids=left, attention_mask=(torch.arange(9) >= 3)[None].long())
+        b = model(input_ids=right, attention_mask=(torch.arange(9) < 6)[None].long())
+    torch.testing.assert_close(a.logits[0, 3:], plain, atol=1e-6, rtol=0)
+    torch.testing.assert_close(b.logits[0, :6], plain, atol=1e-6, rtol=0)
+    assert (a.logits[0, :3] == 0).all() and (b.logits[0, 6:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"), [(torch.ones(2, 4), "does not fit"), (torch.ones(1, 2), "covers 2")]
+)
+def test_masks_that_do_not_fit_are_refused(golden, mask, message):
+    model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=torch.arange(4)[None], attention_mask=mask)
+
+
+def test_images_need_a_vision_tower(golden):
+    model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
+    with pytest.raises(ValueError, match="no vision tower"):
+        model(input_ids=torch.arange(4)[None], pixel_values=torch.zeros(4, 3, 14, 14))
+
+
+def test_replayed_routes_are_checked(golden):
+    model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
+    for routes, message in (
+        (torch.zeros(3, 4), "replayed routes are"),
+        (torch.full((4, 4), 16), r"outside 0\.\.15"),
+    ):
+        batch = SequenceBatch.from_lengths([4], routes={1: routes})
+        with pytest.raises(ValueError, match=message):
+            model.forward_packed(torch.arange(4), batch)
