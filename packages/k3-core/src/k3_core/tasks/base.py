@@ -87,8 +87,9 @@ class Question(ABC):
         return text.strip().removesuffix(".").rstrip() == self.answer
 
 
-def draw_until(make: Callable[[random.Random], Question], rng: random.Random, split: str
-               ) -> Question:
+def draw_until(
+    make: Callable[[random.Random], Question], rng: random.Random, split: str
+) -> Question:
     """Draw questions until one is in `split`."""
     if split not in SPLITS:
         raise K3Error(f"split {split!r} is not one of {', '.join(SPLITS)}: pass one of them")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from k3_core.tasks.base import Message, Question, check_effort
-from k3_core.tasks.words import draw_keys, draw_values
+from k3_core.tasks.words import KEYS, draw_keys, draw_values
 
 LETTERS = 0.1
+NUMBERED = 0.5
 NOT_FOUND = "not found"
 # attribute -> (tool name, name of its one argument)
 TOOLS = {
@@ -55,7 +56,7 @@ class ToolLookupQuestion(Question):
         return [declare(self.attribute)]
 
     def tool_result(self, call: Mapping[str, Any]) -> str:
-        """The value when `call` (OpenAI form, arguments a dict or JSON) is right, else a refusal."""
+        """The value if `call` is right, else `not found`; its arguments are a dict or JSON text."""
         function = call["function"]
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
@@ -109,10 +110,21 @@ class ToolLookupQuestion(Question):
 
 
 def make(rng: random.Random) -> ToolLookupQuestion:
-    """Draw a key, what is asked of it, and its value."""
-    attribute = rng.choice(tuple(TOOLS))
-    (asked,), (answer,) = draw_keys(rng, 1, LETTERS), draw_values(rng, 1)
+    """Draw a name and what is asked of it; the split is theirs, whatever the tool returns."""
+    attribute, asked = rng.choice(tuple(TOOLS)), _name(rng)
+    (answer,) = draw_values(rng, 1)
     prompt = rng.choice(WORDINGS).format(attribute=attribute, asked=asked)
     return ToolLookupQuestion(
-        key=f"{asked}:{answer}", prompt=prompt, answer=answer, attribute=attribute, asked=asked
+        key=f"{attribute} of {asked}",
+        prompt=prompt,
+        answer=answer,
+        attribute=attribute,
+        asked=asked,
     )
+
+
+def _name(rng: random.Random) -> str:
+    """A word, a word with a number below 100, or three letters: too many to learn by heart."""
+    if rng.random() < LETTERS:
+        return draw_keys(rng, 1, letters=1.0)[0]
+    return rng.choice(KEYS) + (str(rng.randrange(100)) if rng.random() < NUMBERED else "")

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-
 from k3_core.errors import K3Error
+
 from k3_train.data.token_file import TokenFile
 
 IGNORE_INDEX = -100
@@ -38,15 +38,25 @@ class PackedSampler:
     cut ends the sequence; the last token of a document has none, nor has a target whose mask is 0.
     """
 
-    def __init__(self, files: Sequence[TokenFile], weights: Sequence[float], tokens_per_batch: int,
-                 max_seq_len: int, seed: int, *, num_micro: int = 1) -> None:
+    def __init__(
+        self,
+        files: Sequence[TokenFile],
+        weights: Sequence[float],
+        tokens_per_batch: int,
+        max_seq_len: int,
+        seed: int,
+        *,
+        num_micro: int = 1,
+    ) -> None:
         if not files or len(files) != len(weights):
             raise K3Error(f"{len(weights)} weights for {len(files)} token files: give one each")
         if min(weights) < 0 or sum(weights) <= 0:
             raise K3Error(f"weights {list(weights)} must be >= 0 with a positive sum")
         if min(tokens_per_batch, max_seq_len, num_micro) < 1:
-            raise K3Error(f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len} and "
-                          f"num_micro {num_micro} must be at least 1")
+            raise K3Error(
+                f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len} and "
+                f"num_micro {num_micro} must be at least 1"
+            )
         self.shares = _shares(weights, tokens_per_batch)
         self._streams = [
             _Stream(file, max_seq_len, (seed, index)) for index, file in enumerate(files)
@@ -63,7 +73,8 @@ class PackedSampler:
         position = step * self._num_micro + micro
         parts = [
             stream.read(position * share, share)
-            for stream, share in zip(self._streams, self.shares, strict=True) if share
+            for stream, share in zip(self._streams, self.shares, strict=True)
+            if share
         ]
         inputs, labels, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), tuple(lengths.tolist()))

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-
 from k3_core.errors import K3Error
 
 FORMAT = "k3-tokens/1"
@@ -41,13 +40,17 @@ class TokenFile:
         """Map the folder `path`; sizes are checked here, contents by `verify`."""
         path = Path(path)
         if not (path / MANIFEST).is_file():
-            raise K3Error(f"{path} is not a token file: it has no {MANIFEST}; build one with "
-                          "`k3 train data build`")
+            raise K3Error(
+                f"{path} is not a token file: it has no {MANIFEST}; build one with "
+                "`k3 train data build`"
+            )
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest.get("format") != FORMAT or manifest.get("dtype") not in DTYPES:
-            raise K3Error(f"{path}/{MANIFEST} has format {manifest.get('format')!r} and dtype "
-                          f"{manifest.get('dtype')!r}; this version reads {FORMAT!r} with dtype "
-                          f"{' or '.join(DTYPES)}: build the file again")
+            raise K3Error(
+                f"{path}/{MANIFEST} has format {manifest.get('format')!r} and dtype "
+                f"{manifest.get('dtype')!r}; this version reads {FORMAT!r} with dtype "
+                f"{' or '.join(DTYPES)}: build the file again"
+            )
         num_tokens, num_documents = manifest["num_tokens"], manifest["num_documents"]
         tokens = _map(path / "tokens.bin", manifest["dtype"], num_tokens)
         documents = _map(path / "documents.bin", "uint64", num_documents + 1).astype(np.int64)
@@ -75,8 +78,10 @@ class TokenFile:
         for name, expected in self.manifest["sha256"].items():
             found = _sha256(self.path / name)
             if found != expected:
-                raise K3Error(f"{self.path / name} has sha256 {found}, the manifest says "
-                              f"{expected}: the file was damaged or changed, build it again")
+                raise K3Error(
+                    f"{self.path / name} has sha256 {found}, the manifest says "
+                    f"{expected}: the file was damaged or changed, build it again"
+                )
 
 
 class TokenFileWriter:
@@ -85,8 +90,9 @@ class TokenFileWriter:
     Use as a context manager; on an exception nothing is left behind.
     """
 
-    def __init__(self, path: str | Path, *, vocab_size: int, has_mask: bool,
-                 sources: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | Path, *, vocab_size: int, has_mask: bool, sources: Mapping[str, Any]
+    ) -> None:
         self.path = Path(path)
         self.num_tokens = 0
         self._dtype = np.dtype("uint16" if vocab_size <= 1 << 16 else "uint32")
@@ -104,8 +110,12 @@ class TokenFileWriter:
         self._parts = {name: (self._draft / name).open("wb") for name in self._names}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for part in self._parts.values():
             part.close()
         if kind is None:
@@ -113,17 +123,22 @@ class TokenFileWriter:
         else:
             shutil.rmtree(self._draft, ignore_errors=True)
 
-    def add(self, tokens: npt.ArrayLike, lengths: Iterable[int],
-            mask: npt.ArrayLike | None = None) -> None:
+    def add(
+        self, tokens: npt.ArrayLike, lengths: Iterable[int], mask: npt.ArrayLike | None = None
+    ) -> None:
         """Append documents of `lengths` tokens; `tokens` (and `mask`) hold them end to end."""
         ids = np.asarray(tokens)
         lengths = list(lengths)
         if sum(lengths) != len(ids) or min(lengths, default=1) < 1:
-            raise K3Error(f"document lengths sum to {sum(lengths)}, but there are {len(ids)} "
-                          "tokens; every document needs at least one token")
+            raise K3Error(
+                f"document lengths sum to {sum(lengths)}, but there are {len(ids)} "
+                "tokens; every document needs at least one token"
+            )
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
-            raise K3Error(f"token ids {ids.min()}..{ids.max()} are outside the vocabulary of "
-                          f"{self._vocab_size}: use the tokenizer that the file is for")
+            raise K3Error(
+                f"token ids {ids.min()}..{ids.max()} are outside the vocabulary of "
+                f"{self._vocab_size}: use the tokenizer that the file is for"
+            )
         if (mask is not None) != ("mask.bin" in self._parts):
             raise K3Error("a mask is given exactly when the file is made with has_mask=True")
         self._parts["tokens.bin"].write(ids.astype(self._dtype).tobytes())
@@ -164,8 +179,10 @@ def _map(path: Path, dtype: str, count: int) -> npt.NDArray[Any]:
     expected = count * np.dtype(dtype).itemsize
     size = path.stat().st_size if path.is_file() else -1
     if size != expected:
-        raise K3Error(f"{path} has {max(size, 0)} bytes, the manifest asks for {expected}: "
-                      "the file was cut off or is missing, build it again")
+        raise K3Error(
+            f"{path} has {max(size, 0)} bytes, the manifest asks for {expected}: "
+            "the file was cut off or is missing, build it again"
+        )
     if count == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))

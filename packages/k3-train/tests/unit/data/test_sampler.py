@@ -46,8 +46,9 @@ def sequences(batch: Batch) -> list[list[int]]:
 
 @pytest.mark.parametrize("tokens_per_batch", [6, 8, 48])
 @pytest.mark.parametrize("max_seq_len", [1, 5, 100])
-def test_an_epoch_has_every_token_once(file: TokenFile, tokens_per_batch: int, max_seq_len: int
-                                       ) -> None:
+def test_an_epoch_has_every_token_once(
+    file: TokenFile, tokens_per_batch: int, max_seq_len: int
+) -> None:
     sampler = PackedSampler([file], [1.0], tokens_per_batch, max_seq_len, seed=3)
     labels, seen = expected_labels(), Counter[int]()
     for step in range(3 * file.num_tokens // tokens_per_batch):
@@ -62,7 +63,7 @@ def test_an_epoch_has_every_token_once(file: TokenFile, tokens_per_batch: int, m
             assert sequence == list(range(sequence[0], sequence[-1] + 1))
             assert all(labels[t] in (t + 1, IGNORE_INDEX) for t in sequence)
             assert len({_document_of(token) for token in sequence}) == 1
-    assert seen == Counter({token: 3 for token in range(file.num_tokens)})
+    assert seen == Counter(dict.fromkeys(range(file.num_tokens), 3))
 
 
 def _document_of(token: int) -> int:
@@ -98,11 +99,18 @@ def test_micro_batches_continue_the_stream(file: TokenFile) -> None:
         assert torch.equal(ids, whole.batch(step).input_ids)
 
 
-@pytest.mark.parametrize("weights, shares", [
-    ([1, 2], [3, 7]), ([0, 1], [0, 10]), ([0.5, 0.5], [5, 5]), ([9, 1], [9, 1]),
-])
-def test_token_shares_are_exact(file: TokenFile, other: TokenFile, weights: list[float],
-                                shares: list[int]) -> None:
+@pytest.mark.parametrize(
+    "weights, shares",
+    [
+        ([1, 2], [3, 7]),
+        ([0, 1], [0, 10]),
+        ([0.5, 0.5], [5, 5]),
+        ([9, 1], [9, 1]),
+    ],
+)
+def test_token_shares_are_exact(
+    file: TokenFile, other: TokenFile, weights: list[float], shares: list[int]
+) -> None:
     sampler = PackedSampler([file, other], weights, 10, 4, seed=5)
     assert sampler.shares == shares
     for step in range(9):

@@ -8,10 +8,16 @@ from k3_core.errors import K3Error
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 
 
-def write(path: Path, documents: list[list[int]], *, vocab_size: int = 4096,
-          masks: list[list[int]] | None = None) -> TokenFile:
-    with TokenFileWriter(path, vocab_size=vocab_size, has_mask=masks is not None,
-                         sources={"from": "test"}) as out:
+def write(
+    path: Path,
+    documents: list[list[int]],
+    *,
+    vocab_size: int = 4096,
+    masks: list[list[int]] | None = None,
+) -> TokenFile:
+    with TokenFileWriter(
+        path, vocab_size=vocab_size, has_mask=masks is not None, sources={"from": "test"}
+    ) as out:
         for index, document in enumerate(documents):
             out.add(document, [len(document)], masks[index] if masks else None)
     return TokenFile.open(path)
@@ -38,9 +44,10 @@ def test_mask_is_kept_and_counted(tmp_path: Path) -> None:
 
 def test_failure_leaves_the_old_file(tmp_path: Path) -> None:
     write(tmp_path / "a", [[7]])
-    with pytest.raises(RuntimeError), TokenFileWriter(
-        tmp_path / "a", vocab_size=10, has_mask=False, sources={}
-    ) as out:
+    with (
+        pytest.raises(RuntimeError),
+        TokenFileWriter(tmp_path / "a", vocab_size=10, has_mask=False, sources={}) as out,
+    ):
         out.add([1, 2], [2])
         raise RuntimeError
     assert TokenFile.open(tmp_path / "a").document(0) == [7]
@@ -68,14 +75,22 @@ def test_truncation_and_damage_are_refused(tmp_path: Path) -> None:
         TokenFile.open(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("tokens, lengths, mask", [
-    ([1, 2], [1], None), ([1, 2], [2, 0], None), ([10], [1], None), ([-1], [1], None),
-    ([1], [1], [1]),
-])
-def test_writer_refuses(tmp_path: Path, tokens: list[int], lengths: list[int],
-                        mask: list[int] | None) -> None:
-    with pytest.raises(K3Error), TokenFileWriter(
-        tmp_path / "a", vocab_size=10, has_mask=False, sources={}
-    ) as out:
+@pytest.mark.parametrize(
+    "tokens, lengths, mask",
+    [
+        ([1, 2], [1], None),
+        ([1, 2], [2, 0], None),
+        ([10], [1], None),
+        ([-1], [1], None),
+        ([1], [1], [1]),
+    ],
+)
+def test_writer_refuses(
+    tmp_path: Path, tokens: list[int], lengths: list[int], mask: list[int] | None
+) -> None:
+    with (
+        pytest.raises(K3Error),
+        TokenFileWriter(tmp_path / "a", vocab_size=10, has_mask=False, sources={}) as out,
+    ):
         out.add(tokens, lengths, mask)
     assert not (tmp_path / "a").exists()
