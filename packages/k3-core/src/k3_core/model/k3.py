@@ -44,7 +44,9 @@ class K3ForConditionalGeneration(nn.Module):
     """A K3 model of any size, assembled from the registered implementations.
 
     `impl_overrides` is an `[impl]` table (`{"attention.kda": "my_plugin.kda"}`). Parameters are
-    initialised by `k3_core.model.init`; on device "meta" they have no values.
+    initialised by `k3_core.model.init`; on device "meta" they have no values, and `ops_device`
+    says where they will be, for the choice of implementations. `stored_dtypes` (exceptions from
+    the released dtypes) and `tokenizer_source` are set by loading and used by saving.
     """
 
     def __init__(
@@ -56,11 +58,16 @@ class K3ForConditionalGeneration(nn.Module):
         impl_overrides: Mapping[str, str] | None = None,
         generator: torch.Generator | None = None,
         initialize: bool = True,
+        ops_device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.config = config
+        self.stored_dtypes: dict[str, str] = {}
+        self.tokenizer_source: Path | None = None
         self.impl_overrides = dict(impl_overrides or {})
-        self._parts = Parts(_ops_device(device), _dtype_name(dtype), self.impl_overrides)
+        self._parts = Parts(
+            _ops_device(ops_device or device), _dtype_name(dtype), self.impl_overrides
+        )
         like = {"device": device, "dtype": dtype}
         self.language_model = LanguageModel(config, self._parts, **like)
         self.vision_tower = self.mm_projector = None
