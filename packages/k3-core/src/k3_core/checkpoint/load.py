@@ -53,12 +53,17 @@ def load_pretrained(
     folder = CheckpointFolder.open(source)
     check_folder(folder)
     chosen = _choose_dtype(dtype, folder.config)
-    model = cls(folder.config, device="meta", dtype=chosen, impl_overrides=impl_overrides)
+    model = cls(
+        folder.config,
+        device="meta",
+        ops_device=device,
+        dtype=chosen,
+        impl_overrides=impl_overrides,
+    )
     if folder.config.is_quantized and experts == "packed":
         _pack_shapes(model)
     allocate(model, device)
     _fill(model, folder)
-    model.bind_ops(str(torch.device(device)), str(chosen).removeprefix("torch."))
     model.stored_dtypes = _unusual_dtypes(folder)
     model.tokenizer_source = source
     return model.eval()

@@ -6,7 +6,6 @@ The bytes depend on the model alone, so that loading and saving again changes no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ def save_pretrained(
     limit = parse_size(max_shard_size)
     config = config_as_saved(model)
     stored = _stored_tensors(model, config)
-    source: Path | None = getattr(model, "tokenizer_source", None)
+    source = model.tokenizer_source
     length = config.text.a_log_length or config.text.linear_attn_config.num_heads
     with Staging(Path(directory)) as staging:
         kept = write_weights(staging, stored, limit, {"format": "pt", A_LOG_KEY: str(length)})
@@ -101,7 +100,6 @@ def generation_config(config: K3Config) -> dict[str, object]:
 
 def _stored_tensors(model: K3ForConditionalGeneration, config: K3Config) -> list[StoredTensor]:
     default = DTYPE_CODES[config.dtype]
-    loaded: Mapping[str, str] = getattr(model, "stored_dtypes", {})
     stored = []
     for full_name, tensor in model.state_dict().items():
         name = full_name.removeprefix(TEXT_PREFIX) if config.is_flat else full_name
@@ -109,7 +107,7 @@ def _stored_tensors(model: K3ForConditionalGeneration, config: K3Config) -> list
         if name.endswith((".weight_packed", ".weight_scale")):
             dtype = "U8"
         else:
-            dtype = loaded.get(name, "F32" if is_float32_kept(name) else default)
+            dtype = model.stored_dtypes.get(name, "F32" if is_float32_kept(name) else default)
         if name.endswith(".A_log"):
             shape = (config.text.a_log_length or len(tensor),)
         stored.append(StoredTensor(name, tensor, shape, dtype))
