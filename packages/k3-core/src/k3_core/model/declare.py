@@ -35,6 +35,7 @@ def implementations() -> list[Impl]:
             implements=implements,
             target=f"k3_core.{target}",
             dtypes=_FLOATS,
+            features=frozenset({"backward"} if kind != "cache" else ()),
             summary="as released" if kind != "cache" else "one growing buffer a layer",
         )
         for kind, implements, name, target in _PARTS

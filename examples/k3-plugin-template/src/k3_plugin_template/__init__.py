@@ -1,0 +1,1 @@
+"""An example plugin of K3."""
