@@ -15,7 +15,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 89_478_485  # where Pillow itself begins to warn
 MAX_ANIMATION_PIXELS = 2**28
-# What Pillow's readers raise for damaged data, as found by feeding them such data.
+# What Pillow's readers raise for damaged data.
 DAMAGED = (OSError, SyntaxError, EOFError, ValueError, IndexError, struct.error)
 
 
