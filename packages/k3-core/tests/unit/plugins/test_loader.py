@@ -161,6 +161,14 @@ def test_file_plugins(
     assert impls["probe.packed"].load() == 43
 
 
+def test_a_checkout_without_metadata_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("k3_core.plugins.discover.entry_points", lambda group: ())
+    record = record_of(load_plugins({}), "k3_core")
+    assert (record.state, record.version) == ("ok", "checkout")
+    assert record.source.startswith("checkout ")
+    assert record.num_impls > 20
+
+
 def test_a_hook_that_raises_later_marks_its_plugin(install: Write) -> None:
     install("a_bad", HEAD + "@hookimpl\ndef k3_info():\n    raise RuntimeError('no lines')")
     install("b_good", HEAD + "@hookimpl\ndef k3_info():\n    return {'colour': 'blue'}")
