@@ -38,10 +38,12 @@ class DataSection:
     """Where the tokens come from and how they are packed.
 
     path: folder of token files; empty builds the default corpus in the run's folder.
+    weights: share of the tokens by name of token file; empty goes by their sizes.
     tokens_per_batch: of one micro-batch. max_seq_len: longest piece of a document, in tokens.
     """
 
     path: str = ""
+    weights: dict[str, float] = field(default_factory=dict)
     tokens_per_batch: int = 2048
     max_seq_len: int = 512
 
@@ -173,8 +175,14 @@ def write_toml(config: TrainConfig, path: Path) -> None:
     lines = ["# The configuration that this run used; `k3 train resume` reads it."]
     for section, values in asdict(config).items():
         lines += ["", f"[{section}]"]
-        # Strings, numbers and booleans are spelled alike in JSON and in TOML.
-        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in values.items()]
     partial = path.with_suffix(".partial")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+    # Strings, numbers and booleans are spelled alike in JSON and in TOML.
+    return json.dumps(value)

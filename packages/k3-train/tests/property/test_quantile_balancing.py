@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from k3_core.ops.route_topk.reference import route_topk
 from k3_train.balance.none import NoBalancer
 from k3_train.balance.quantile_exact import ExactQuantileBalancer

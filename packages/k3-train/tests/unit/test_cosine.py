@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from k3_train.optim.cosine import CosineSchedule
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-
 from k3_core.config import ConfigError, K3Config
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
+from torch import nn
+
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import DEFAULT_HORIZON, ModelSection, TrainConfig
@@ -56,7 +56,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         TrainState(model, optimizer, balancer),
         device=device,
         clip_norm=config.optim.clip_norm,
-        mtp_weight=config.model.mtp_weight,
+        mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
     )
     return Trainer(
         stepper, sampler, loads, run=config.run, peak_lr=config.optim.muon_lr, folder=folder

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from k3_core.errors import K3Error
+from torch import Tensor
 
 
 class NonFiniteLossError(K3Error):

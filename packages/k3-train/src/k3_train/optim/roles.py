@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from k3_core.config import TextConfig
+from torch import Tensor
 
 Rule = Literal["muon", "adamw", "frozen"]
 

@@ -1,0 +1,98 @@
+"""The tokens of a run: the token files of a folder, or a small corpus made on the spot.
+
+A data folder holds token files in its sub-folders and the tokenizer's files beside them, as
+`k3 train data build` writes it (training 4).
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from k3_core.config import ConfigError
+from k3_core.tokenizer import K3Tokenizer
+from k3_train.config import TrainConfig
+from k3_train.data.sampler import PackedSampler
+from k3_train.data.token_file import MANIFEST, TokenFile, TokenFileWriter
+
+NUM_SPECIAL = 256
+DEFAULT_FILES = 150
+"""Files of the standard library in the corpus that a run without data makes, about 3 MB."""
+
+
+def open_sampler(config: TrainConfig, folder: Path) -> PackedSampler:
+    """Batches from every token file of `folder`, by `data.weights` or by their sizes."""
+    files = {path.parent.name: TokenFile.open(path.parent) for path in _manifests(folder)}
+    if not files:
+        raise ConfigError(
+            "data.path", f"{folder} holds no token file", "Build one with `k3 train data build`."
+        )
+    weights = config.data.weights or {name: file.num_tokens for name, file in files.items()}
+    _check_weights(weights, files, folder)
+    return PackedSampler(
+        [files[name] for name in weights],
+        list(weights.values()),
+        config.data.tokens_per_batch,
+        config.data.max_seq_len,
+        config.run.seed,
+        num_micro=config.run.accumulation,
+    )
+
+
+def open_tokenizer(folder: Path, vocab_size: int) -> K3Tokenizer:
+    """The tokenizer of a data folder; ConfigError when the model has another vocabulary."""
+    tokenizer = K3Tokenizer.from_pretrained(folder)
+    if tokenizer.vocab_size != vocab_size:
+        raise ConfigError(
+            "data.path",
+            f"the tokenizer of {folder} has {tokenizer.vocab_size} ids, the model {vocab_size}",
+            "Build the data with the base tokens of the model (its ids less 256).",
+        )
+    return tokenizer
+
+
+def build_default(folder: Path, vocab_size: int) -> None:
+    """Write a tokenizer of `vocab_size` ids and a token file from the standard library.
+
+    Does nothing when the folder has a token file already.
+    """
+    if _manifests(folder):
+        return
+    tokenizer = K3Tokenizer(_ranks(vocab_size - NUM_SPECIAL), vocab_size - NUM_SPECIAL)
+    tokenizer.save_pretrained(folder)
+    sources = {"kind": "stdlib", "files": DEFAULT_FILES}
+    with TokenFileWriter(
+        folder / "stdlib", vocab_size=vocab_size, has_mask=False, sources=sources
+    ) as writer:
+        for text in _texts():
+            ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+            writer.add(ids, [len(ids)])
+
+
+def _manifests(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*/{MANIFEST}"))
+
+
+def _ranks(num_base_tokens: int) -> Mapping[bytes, int]:
+    # Imported here: the tokenizer trainer is not installed where prepared data is trained on.
+    from k3_train.data.tokenizer_trainer import train_ranks
+
+    return train_ranks(_texts(), num_base_tokens)
+
+
+def _texts() -> Iterator[str]:
+    from k3_core.evaluate import stdlib
+
+    # A stride, because neighbours in the order of the paths are alike.
+    return (text for _, text in islice(stdlib.training_files(), 0, DEFAULT_FILES * 10, 10))
+
+
+def _check_weights(
+    weights: Mapping[str, float], files: Mapping[str, TokenFile], folder: Path
+) -> None:
+    unknown = sorted(set(weights) - set(files))
+    if unknown:
+        raise ConfigError(
+            "data.weights",
+            f"{unknown} are not among the token files of {folder}: {sorted(files)}",
+            "Name token files.",
+        )
