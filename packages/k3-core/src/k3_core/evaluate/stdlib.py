@@ -5,7 +5,7 @@ path inside the library, so the same modules stay unseen across interpreter vers
 """
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from k3_core.tasks import is_test
@@ -24,28 +24,28 @@ def is_held_out(path: str) -> bool:
     return is_test(f"stdlib:{path}", HELD_OUT_PERCENT)
 
 
-def files() -> Iterator[tuple[str, str]]:
-    """(relative path, text) of every non-empty UTF-8 `.py` file, in the order of the paths.
-
-    Files in another encoding (they test the tokenizer of Python) are left out.
-    """
-    base = root()
-    paths = {path.relative_to(base).as_posix(): path for path in base.rglob("*.py")}
-    for name in sorted(paths):
-        if SKIPPED_FOLDERS.isdisjoint(name.split("/")):
-            try:
-                text = paths[name].read_bytes().decode()
-            except UnicodeDecodeError:
-                continue
-            if text:
-                yield name, text
-
-
 def training_files() -> Iterator[tuple[str, str]]:
-    """The part of `files` that a corpus may contain."""
-    return ((name, text) for name, text in files() if not is_held_out(name))
+    """(relative path, text) of every file that a corpus may contain, in the order of the paths."""
+    return _texts(name for name in _paths() if not is_held_out(name))
 
 
 def heldout_files() -> Iterator[tuple[str, str]]:
-    """The part of `files` that no corpus may contain."""
-    return ((name, text) for name, text in files() if is_held_out(name))
+    """The same of every file that no corpus may contain."""
+    return _texts(name for name in _paths() if is_held_out(name))
+
+
+def _paths() -> list[str]:
+    base = root()
+    paths = (path.relative_to(base) for path in base.rglob("*.py"))
+    return sorted(path.as_posix() for path in paths if SKIPPED_FOLDERS.isdisjoint(path.parts))
+
+
+def _texts(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Empty files are left out, and those not in UTF-8: they test Python's own tokenizer."""
+    for name in names:
+        try:
+            text = (root() / name).read_bytes().decode()
+        except UnicodeDecodeError:
+            continue
+        if text:
+            yield name, text

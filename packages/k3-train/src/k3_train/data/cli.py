@@ -46,12 +46,13 @@ def build(
     workers: Annotated[int, typer.Option(help="Processes; 0 for one per CPU.")] = 0,
     seed: Seed = 0,
 ) -> None:
-    """Write OUT/stdlib and OUT/chat; what exists under these names is replaced."""
+    """Write OUT/stdlib, OUT/chat and the tokenizer's files; existing ones are replaced."""
     from k3_core.tokenizer import K3Tokenizer
 
     from k3_train.data.corpus import build_chat, build_stdlib
 
     encoder = K3Tokenizer.from_ranks(tokenizer, num_base_tokens)
+    encoder.save_pretrained(out)
     if stdlib:
         build_stdlib(out / "stdlib", encoder)
     if chat_tokens:

@@ -25,7 +25,7 @@ from k3_core.xtml import render_training
 from k3_train.data.conversations import Conversation, draw_conversation
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 
-CONVERSATIONS_PER_BLOCK = 500
+CONVERSATIONS_PER_BLOCK = 200
 
 
 def build_stdlib(out: Path, tokenizer: K3Tokenizer) -> TokenFile:

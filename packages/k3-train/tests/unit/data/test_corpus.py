@@ -1,5 +1,6 @@
 """Generated conversations and the corpus files made of them."""
 
+import json
 import random
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from k3_core.evaluate import stdlib
 from k3_core.tasks import EFFORTS, FAMILIES, draw
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.data.conversations import draw_conversation
-from k3_train.data.corpus import _render_block, build_chat, build_stdlib, render
+from k3_train.data.corpus import (
+    CONVERSATIONS_PER_BLOCK,
+    _render_block,
+    build_chat,
+    build_stdlib,
+    render,
+)
 from k3_train.data.token_file import TokenFile
 
 
@@ -53,7 +60,7 @@ def expected_target(message: dict, thinking: bool) -> str:
 def test_mask_covers_exactly_what_the_assistant_writes(tokenizer: K3Tokenizer) -> None:
     rng = random.Random(1)
     seen = set()
-    for _ in range(300):
+    for _ in range(120):
         talk = draw_conversation(rng)
         ids, mask = render(tokenizer, talk)
         assert set(mask) == {0, 1}
@@ -89,8 +96,8 @@ def test_chat_file_does_not_depend_on_the_number_of_blocks_asked_for(
 ) -> None:
     short = build_chat(tmp_path / "short", tokenizer, 1000, seed=4)
     long = build_chat(tmp_path / "long", tokenizer, short.num_tokens + 1, seed=4)
-    assert short.num_documents == 500
-    assert long.num_documents == 1000
+    assert short.num_documents == CONVERSATIONS_PER_BLOCK
+    assert long.num_documents == 2 * CONVERSATIONS_PER_BLOCK
     assert long.tokens[: short.num_tokens].tolist() == short.tokens.tolist()
     block = _render_block(tokenizer, 4, 1)
     assert long.tokens[short.num_tokens :].tolist() == block.ids.tolist()
@@ -102,7 +109,7 @@ def test_chat_file_does_not_depend_on_the_number_of_blocks_asked_for(
 @pytest.mark.multiproc
 def test_workers_write_the_same_chat_file(tokenizer: K3Tokenizer, tmp_path: Path) -> None:
     one, two = (
-        build_chat(tmp_path / str(workers), tokenizer, 200_000, seed=4, workers=workers)
+        build_chat(tmp_path / str(workers), tokenizer, 100_000, seed=4, workers=workers)
         for workers in (1, 2)
     )
     assert one.manifest == two.manifest
@@ -111,11 +118,10 @@ def test_workers_write_the_same_chat_file(tokenizer: K3Tokenizer, tmp_path: Path
 def test_stdlib_file_holds_the_training_files(
     tokenizer: K3Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = {name: text for name, text in stdlib.files() if name.startswith("json/")}
-    assert any(stdlib.is_held_out(name) for name in library)
-    monkeypatch.setattr(stdlib, "files", lambda: iter(library.items()))
+    monkeypatch.setattr(stdlib, "root", lambda: Path(json.__file__).parent)
+    library = {path.name: path.read_text() for path in stdlib.root().glob("*.py")}
+    kept = {name: text for name, text in sorted(library.items()) if not stdlib.is_held_out(name)}
     file = build_stdlib(tmp_path / "stdlib", tokenizer)
-    kept = {name: text for name, text in library.items() if not stdlib.is_held_out(name)}
     assert file.manifest["sources"]["sha256"].keys() == kept.keys()
     documents = [file.document(index) for index in range(file.num_documents)]
     assert [tokenizer.decode(ids[1:-1]) for ids in documents] == list(kept.values())
