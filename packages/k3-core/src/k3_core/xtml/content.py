@@ -41,7 +41,7 @@ def content_segments(content: Any, images: ImagePrompts, where: str) -> list[Seg
     """Segments of a message's content; `where` names it in errors.
 
     In a plain string each image placeholder is an image, provided that image prompts are given;
-    in a list only image parts are. Raises ValueError for anything else.
+    in a list only image parts are. Raises ValueError for any other content.
     """
     if content is None:
         return []

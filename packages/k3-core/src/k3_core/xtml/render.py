@@ -148,7 +148,11 @@ def _assistant(
     start: list[Segment] = []
     if thinking:
         start = [*plain(_reasoning(turn, where)), *closer("think"), *opener("response")]
-    yield Block([*start, *content_segments(turn.get("content"), images, where)], True)
+    content = turn.get("content")
+    # A model may write the placeholder of an image as text; only images of callers are images.
+    is_text = isinstance(content, str)
+    body = plain(content) if is_text else content_segments(content, images, where)
+    yield Block([*start, *body], True)
     yield Block(closer("response"), True)
     if calls:
         yield Block(opener("tools"), True)
