@@ -36,7 +36,7 @@ class K3Spec:
         """Add subcommands of `k3` by `registry.add(name, target="module:attribute", help=...)`."""
 
     @hookspec
-    def k3_info(self) -> Mapping[str, str]:
+    def k3_info(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Lines for `k3 info`: name to value. It must be fast and import no torch."""
 
 
