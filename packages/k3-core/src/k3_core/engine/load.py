@@ -1,0 +1,37 @@
+"""From the name of a model to an engine that answers (report 5.4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from k3_core.errors import K3Error
+
+if TYPE_CHECKING:
+    from k3_core.engine.simple import SimpleEngine
+    from k3_core.tokenizer import K3Tokenizer
+
+
+def load_engine(
+    name: str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 8
+) -> tuple[SimpleEngine, K3Tokenizer]:
+    """The engine and tokenizer of a model folder or a bundled model such as k3-nano.
+
+    Raises K3Error for a device that is not here, and what loading raises for a bad dtype and a
+    missing or damaged model.
+    """
+    import torch
+
+    from k3_core.checkpoint.source import resolve_source
+    from k3_core.engine.simple import SimpleEngine
+    from k3_core.model import K3ForConditionalGeneration
+    from k3_core.tokenizer import K3Tokenizer
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise K3Error(f"device {device!r} is not usable ({first_line}); try cpu") from error
+    folder = resolve_source(name)
+    model = K3ForConditionalGeneration.from_pretrained(folder, dtype=dtype, device=device)
+    tokenizer = K3Tokenizer.from_pretrained(folder)
+    return SimpleEngine(model, tokenizer, max_batch=max_batch), tokenizer

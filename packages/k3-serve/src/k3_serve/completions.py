@@ -1,0 +1,103 @@
+"""/v1/completions: raw text and token-id prompts, batches, echo and log-probabilities."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from k3_core.engine import Request
+
+from k3_serve.errors import bad_request
+from k3_serve.limits import Limits
+from k3_serve.runs import Run
+from k3_serve.sampling import choices_of, stop_strings
+from k3_serve.schemas import CompletionRequest
+from k3_serve.text_choice import Prompt, TextChoice
+from k3_serve.usage import usage_of
+
+if TYPE_CHECKING:
+    from k3_core.tokenizer import K3Tokenizer
+
+Chunk = dict[str, Any]
+
+
+def prepare(
+    body: CompletionRequest, tokenizer: K3Tokenizer, limits: Limits
+) -> tuple[list[Prompt], list[Request]]:
+    """The prompts, and the requests of prompt 0's choices, then prompt 1's, and so on."""
+    prompts = [_prompt(item, body.echo, tokenizer) for item in _batch(body.prompt)]
+    if len(prompts) * body.n > limits.max_prompts:
+        raise bad_request(
+            f"{len(prompts)} prompts with n = {body.n}; at most {limits.max_prompts} texts",
+            "prompt",
+        )
+    samplings = choices_of(body, tokenizer, body.max_tokens, body.logprobs or 0)
+    has_prompt_logprobs = body.echo and body.logprobs is not None
+    requests = [
+        Request(prompt.ids, replace(sampling, has_prompt_logprobs=has_prompt_logprobs))
+        for prompt in prompts
+        for sampling in samplings
+    ]
+    return prompts, requests
+
+
+def _batch(prompt: str | list[Any]) -> list[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return prompt
+
+
+def _prompt(item: str | list[int], has_echo: bool, tokenizer: K3Tokenizer) -> Prompt:
+    if isinstance(item, str):
+        return Prompt(tuple(tokenizer.encode(item)), item if has_echo else None)
+    try:
+        text = tokenizer.decode(item)
+    except ValueError as error:
+        raise bad_request(str(error), "prompt") from error
+    return Prompt(tuple(item), text if has_echo else None)
+
+
+async def completion_chunks(
+    body: CompletionRequest, prompts: list[Prompt], run: Run, tokenizer: K3Tokenizer
+) -> AsyncIterator[Chunk]:
+    """The chunks of a stream; the last one has the usage and no choices."""
+    head = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": body.model,
+    }
+    has_logprobs = body.logprobs is not None
+    stops = stop_strings(body)
+    choices = [
+        TextChoice(tokenizer, prompts[i // body.n], handle, stops, has_logprobs)
+        for i, handle in enumerate(run.handles)
+    ]
+    async for index, event in run.events():
+        for part in choices[index].feed(event):
+            yield {**head, "choices": [{"index": index, **part}]}
+    completion = sum(choice.num_tokens for choice in choices)
+    yield {**head, "choices": [], "usage": usage_of(run.handles[:: body.n], completion, 0)}
+
+
+def fold_completion(chunks: Iterable[Chunk]) -> Chunk:
+    """The text_completion object that a stream of chunks amounts to."""
+    result: Chunk = {}
+    choices: dict[int, Chunk] = {}
+    for chunk in chunks:
+        result.update({key: chunk[key] for key in chunk if key != "choices"})
+        for part in chunk["choices"]:
+            choice = choices.setdefault(
+                part["index"], {"index": part["index"], "text": "", "logprobs": None}
+            )
+            choice["text"] += part["text"]
+            choice["finish_reason"] = part["finish_reason"]
+            if part["logprobs"] is not None:
+                before = choice["logprobs"] or {}
+                choice["logprobs"] = {
+                    name: before.get(name, []) + items for name, items in part["logprobs"].items()
+                }
+    return {**result, "choices": [choices[index] for index in sorted(choices)]}

@@ -1,0 +1,86 @@
+"""Errors in the OpenAI shape: `{"error": {message, type, param, code}}` (serving 4c).
+
+FastAPI's own 422 body never leaves the server, and no error repeats request content beyond the
+offending value.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger("k3_serve")
+
+
+class ApiError(Exception):
+    """An error for the client; `param` names the field of the request that is at fault."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = error_body(status, message, param, code)
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that is wrong in itself."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an error response, also sent as an event in the middle of a stream."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def install(app: FastAPI) -> None:
+    """Gives every error of the application the OpenAI shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = _path(first["loc"])
+        message = f"{param or 'body'}: {first['msg']}"
+        return bad_request(message, param, first["type"]).response
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        body = error_body(error.status_code, str(error.detail))
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    @app.exception_handler(RecursionError)
+    async def too_deep(_: Request, error: RecursionError) -> JSONResponse:
+        return bad_request("the body is nested too deeply", code="nesting").response
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        # The message of an unknown exception may hold request content: it goes to no client.
+        logger.error("request failed: %s", type(error).__name__, exc_info=error)
+        return ApiError(500, "internal error; the server's log has the details").response
+
+
+def _path(loc: tuple[int | str, ...]) -> str | None:
+    """("body", "messages", 2, "role") -> "messages[2].role"; the arms of a union are left out."""
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step.isidentifier() and step not in ("body", "str", "dict", "int", "none"):
+            path += f".{step}"
+    return path.lstrip(".") or None

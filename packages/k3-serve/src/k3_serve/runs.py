@@ -1,0 +1,71 @@
+"""The engine requests behind one HTTP request: submitted together, merged, aborted together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import Request as HttpRequest
+from k3_core.engine import Engine, Event, Handle, Request
+
+from k3_serve.errors import ApiError, bad_request
+
+
+class Run:
+    """Handles of the choices of one HTTP request, numbered from 0."""
+
+    def __init__(self, engine: Engine, requests: list[Request], param: str) -> None:
+        """Submits all or none; ApiError 400 naming `param` when the engine refuses one."""
+        self._engine = engine
+        self.handles: list[Handle] = []
+        try:
+            for request in requests:
+                self.handles.append(engine.submit(request))
+        except ValueError as error:
+            self.abort()
+            raise bad_request(str(error), param) from error
+
+    def abort(self) -> None:
+        """Ends whatever still runs; without effect on what has ended."""
+        for handle in self.handles:
+            self._engine.abort(handle)
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """The events of all choices as they come; ApiError 500 when a choice failed."""
+        merged: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+        async def pump(index: int, handle: Handle) -> None:
+            async for event in handle:
+                merged.put_nowait((index, event))
+
+        tasks = [asyncio.create_task(pump(i, h)) for i, h in enumerate(self.handles)]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                index, event = await merged.get()
+                if event.finish_reason in ("error", "abort", "suspended"):
+                    reason = event.error or event.finish_reason
+                    raise ApiError(500, f"generation failed: {reason}", code=event.finish_reason)
+                num_open -= event.finish_reason is not None
+                yield index, event
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.abort()
+
+
+@asynccontextmanager
+async def on_disconnect(request: HttpRequest, action: Callable[[], None]) -> AsyncIterator[None]:
+    """Runs the action when the client goes away during the block, even while it waits."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        action()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()

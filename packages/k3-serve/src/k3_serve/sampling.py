@@ -1,0 +1,51 @@
+"""From the sampling fields of a request to the engine's `Sampling`, one per choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from k3_core.engine import Sampling
+
+from k3_serve.errors import bad_request
+
+if TYPE_CHECKING:
+    from k3_core.tokenizer import K3Tokenizer
+
+    from k3_serve.schemas import SamplingFields
+
+SEED_RANGE = 2**63
+
+
+def choices_of(
+    body: SamplingFields, tokenizer: K3Tokenizer, max_tokens: int | None, num_top: int
+) -> list[Sampling]:
+    """The sampling of each of the `n` choices; choice i of a seeded request has seed + i."""
+    base = Sampling(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        stop_ids=tuple(sorted(tokenizer.stop_ids)),
+        stop=stop_strings(body),
+        logit_bias=_logit_bias(body),
+        top_logprobs=num_top,
+    )
+    return [replace(base, seed=_shift(body.seed, index)) for index in range(body.n)]
+
+
+def stop_strings(body: SamplingFields) -> tuple[str, ...]:
+    """The stop strings of a request, given as one or as a list."""
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _shift(seed: int | None, index: int) -> int | None:
+    if seed is None:
+        return None
+    return (seed + index + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE
+
+
+def _logit_bias(body: SamplingFields) -> dict[int, float]:
+    try:
+        return {int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()}
+    except ValueError as error:
+        raise bad_request(f"a key of logit_bias is no token id: {error}", "logit_bias") from error

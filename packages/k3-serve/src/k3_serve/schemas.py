@@ -1,0 +1,82 @@
+"""The requests on the wire (serving 4b and 4c); unknown fields are allowed and ignored.
+
+Only shapes and ranges are here. What spans several fields is in `validate`, what the chat format
+cannot express is refused by its renderer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_CHOICES = 16
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class Wire(BaseModel):
+    """Strict types: a number given as a string is an error, not a number."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+
+
+class Thinking(Wire):
+    """The `thinking` object; its effort wins over `reasoning_effort`."""
+
+    type: Literal["enabled", "disabled"] = "enabled"
+    effort: str | None = None
+    keep: Literal["all"] | None = None
+
+
+class SamplingFields(Wire):
+    """What both kinds of completion share. The defaults are those of architecture 9."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    logit_bias: dict[str, Bias] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class ChatRequest(SamplingFields):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """The body of /v1/completions."""
+
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Ids], Field(min_length=1)]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+    suffix: None = None
+    best_of: None = None

@@ -1,0 +1,62 @@
+"""Image parts: decoded from data URLs, refused before decoding when too large."""
+
+import base64
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+
+def data_url(width: int, height: int) -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (255, 0, 0)).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def parts(*urls: str) -> list[dict]:
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": "see "}, *images]}]
+
+
+def test_images_become_pixels_and_prompts_in_order(api, engine, script) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [script("<|end_of_msg|>")]
+    assert api.chat(messages=parts(data_url(30, 20), data_url(56, 28))).status_code == 200
+    (request,) = engine.requests
+    assert request.images.grid_thws.tolist() == [[1, 2, 4], [1, 2, 4]]
+    assert request.images.pixel_values.shape == (16, 3, 14, 14)
+    assert torch.allclose(request.images.pixel_values[8:, 0], torch.ones(8, 14, 14))
+    text = engine.tokenizer.decode(request.token_ids)
+    assert text.index("image 30x20<|media_content|>") < text.index("image 56x28")
+    assert list(request.token_ids).count(engine.tokenizer.media_pad_id) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.com/x.png", "data URLs"),
+        ("file:///etc/passwd", "data URLs"),
+        ("data:image/png;base64,@@@", "not valid base64"),
+        ("data:image/png;base64,aGVsbG8=", "no allowed format"),
+        (data_url(200, 100), "at most 10000 pixels"),
+    ],
+)
+def test_bad_images_are_refused_without_their_content(api, engine, url, message) -> None:  # type: ignore[no-untyped-def]
+    response = api.chat(messages=parts(url))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["param"] == "messages[0].content[1]"
+    assert len(error["message"]) < 300
+    assert not engine.requests
+
+
+def test_too_many_images_are_refused(api) -> None:  # type: ignore[no-untyped-def]
+    response = api.chat(messages=parts(*[data_url(4, 4)] * 3))
+    assert "3 images; at most 2" in response.json()["error"]["message"]
+
+
+def test_an_image_without_a_url_is_refused(api) -> None:  # type: ignore[no-untyped-def]
+    content = [{"type": "image_url", "image_url": {}}]
+    response = api.chat(messages=[{"role": "user", "content": content}])
+    assert response.json()["error"]["param"] == "messages[0].content[0]"

@@ -1,0 +1,91 @@
+"""Over a real socket: disconnects, the openai client, and our own client."""
+
+import http.client
+import json
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from k3_core.cli.chat_client import ChatClient
+from k3_core.errors import K3Error
+
+ANSWER = "hm<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"
+CALL = (
+    "<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>"
+    '<|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    "<|end_of_msg|>"
+)
+BODY = {"model": "scripted", "messages": [{"role": "user", "content": "2+2?"}]}
+
+
+def wait_for(condition) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("is_streamed", "hold_after"), [(True, 3), (True, 0), (False, 3)])
+def test_a_client_that_goes_away_aborts_its_requests(  # type: ignore[no-untyped-def]
+    url, engine, script, is_streamed, hold_after
+) -> None:
+    engine.scripts, engine.hold_after = [script(ANSWER)], hold_after
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps({**BODY, "stream": is_streamed, "n": 2, "max_tokens": 99})
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    if is_streamed and hold_after:
+        assert connection.getresponse().readline().startswith(b"data: ")
+    else:
+        wait_for(lambda: len(engine.requests) == 2)
+    assert not engine.aborted
+    connection.close()
+    wait_for(lambda: {"request-0", "request-1"} <= set(engine.aborted))
+
+
+def test_the_openai_client_reads_streams_tools_and_errors(url, engine, script) -> None:  # type: ignore[no-untyped-def]
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    engine.scripts = [script(ANSWER), script(ANSWER), script(CALL)]
+    whole = client.chat.completions.create(**BODY, reasoning_effort="low")
+    assert whole.choices[0].message.content == "four"
+    assert whole.choices[0].message.reasoning_content == "hm"
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 2
+    stream = client.chat.completions.create(
+        **BODY, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert (text, chunks[-1].usage.total_tokens) == ("four", whole.usage.total_tokens)
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+    (call,) = client.chat.completions.create(**BODY, tools=tools).choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("now", "{}")
+    assert [model.id for model in client.models.list()] == ["scripted"]
+    with pytest.raises(openai.BadRequestError, match="top_p"):
+        client.chat.completions.create(**BODY, top_p=7)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="other", prompt="x")
+
+
+def test_our_client_streams_and_reports_errors(url, engine, script) -> None:  # type: ignore[no-untyped-def]
+    client = ChatClient(url)
+    client.wait_until_healthy(5, lambda: True)
+    assert client.model() == "scripted"
+    engine.scripts = [script(ANSWER)]
+    deltas = [c["delta"] for chunk in client.stream(BODY) for c in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "four"
+    with pytest.raises(K3Error, match="answered 404: model 'x' does not exist"):
+        list(client.stream({**BODY, "model": "x"}))
+    engine.scripts = [script("hm<|close|>think<|sep|>hello<|end_of_msg|>")]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    with pytest.raises(K3Error, match="broke off: tool_choice is required"):
+        list(client.stream({**BODY, "tools": tools, "tool_choice": "required"}))
+
+
+def test_our_client_names_what_is_wrong_with_the_address() -> None:
+    with pytest.raises(K3Error, match="not an http address"):
+        ChatClient("ftp://somewhere")
+    with pytest.raises(K3Error, match=r"no server answers at .*start `k3 serve`"):
+        ChatClient("127.0.0.1:1").model()
+    with pytest.raises(K3Error, match="ended before"):
+        ChatClient("127.0.0.1:1").wait_until_healthy(5, lambda: False)
