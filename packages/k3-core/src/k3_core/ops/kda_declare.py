@@ -4,6 +4,8 @@ from k3_core.plugins.types import Impl
 
 _FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 _VARLEN = frozenset({"backward", "varlen", "state_in", "state_out"})
+_SEGMENT = frozenset({"backward", "varlen"})
+_STEP = frozenset({"multi_token", "num_commit", "padded_rows"})
 
 
 def _impl(op: str, variant: str, features: frozenset[str], summary: str, priority: int) -> Impl:
@@ -21,19 +23,9 @@ def _impl(op: str, variant: str, features: frozenset[str], summary: str, priorit
 
 IMPLS = [
     _impl("kda_chunk", "reference", _VARLEN, "token by token, the executable definition", 0),
-    _impl(
-        "kda_step",
-        "reference",
-        frozenset({"multi_token", "num_commit", "padded_rows"}),
-        "vectorised over rows, pooled states updated in place",
-        0,
-    ),
-    _impl(
-        "kda_segment",
-        "reference",
-        frozenset({"backward", "varlen"}),
-        "affine map of a stretch, on the token-by-token recurrence",
-        0,
-    ),
+    _impl("kda_chunk", "cpu", _VARLEN, "chunk form in plain torch, closed-form backward", 10),
+    _impl("kda_step", "reference", _STEP, "vectorised over rows, pooled states in place", 0),
+    _impl("kda_segment", "reference", _SEGMENT, "on the token-by-token recurrence", 0),
+    _impl("kda_segment", "cpu", _SEGMENT, "on the chunk form", 10),
     _impl("short_conv", "reference", _VARLEN, "one sequence at a time", 0),
 ]

@@ -22,10 +22,10 @@ def delta_step(
     q and k are normalised, g is the log decay, beta is in (0, 1). Returns the state and o [H, V].
     """
     state_HVK = state_HVK * g_HK.exp().unsqueeze(-2)
-    error_HV = v_HV - (state_HVK @ k_HK.unsqueeze(-1)).squeeze(-1)
+    error_HV = v_HV - (state_HVK * k_HK.unsqueeze(-2)).sum(-1)
     write_HV = beta_H.unsqueeze(-1) * error_HV
     state_HVK = state_HVK + write_HV.unsqueeze(-1) * k_HK.unsqueeze(-2)
-    return state_HVK, (state_HVK @ q_HK.unsqueeze(-1)).squeeze(-1)
+    return state_HVK, (state_HVK * q_HK.unsqueeze(-2)).sum(-1)
 
 
 def kda_chunk(

@@ -1,0 +1,9 @@
+"""kda_segment on the chunk form of kda_chunk (report 1.7)."""
+
+from functools import partial
+
+from k3_core.ops.kda_chunk.cpu import kda_chunk
+from k3_core.ops.kda_segment import KdaSegment
+from k3_core.ops.kda_segment.augment import segment_by_chunk
+
+kda_segment: KdaSegment = partial(segment_by_chunk, kda_chunk)
