@@ -47,7 +47,7 @@ class SumQuestion(Question):
         terms = [f"{a}+{b}{'+1' if carry else ''}={total}" for a, b, carry, total in rows]
         if effort == "high":
             return ", ".join(terms)
-        lines = []
+        lines: list[str] = []
         for name, term, (*_, total) in zip(COLUMNS, terms, rows, strict=False):
             is_last = len(lines) == len(rows) - 1
             written = f"write {total}" if is_last else f"write {total % 10}, carry {total // 10}"

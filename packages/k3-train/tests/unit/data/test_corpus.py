@@ -59,7 +59,6 @@ def expected_target(message: dict, thinking: bool) -> str:
 
 def test_mask_covers_exactly_what_the_assistant_writes(tokenizer: K3Tokenizer) -> None:
     rng = random.Random(1)
-    seen = set()
     for _ in range(120):
         talk = draw_conversation(rng)
         ids, mask = render(tokenizer, talk)
@@ -74,8 +73,13 @@ def test_mask_covers_exactly_what_the_assistant_writes(tokenizer: K3Tokenizer) -
             thinking_effort=talk.effort,
             add_generation_prompt=False,
         )
-        seen |= {(family, talk.effort) for family in talk.families}
+
+
+def test_conversations_have_every_family_at_every_effort() -> None:
+    talks = [draw_conversation(random.Random(seed)) for seed in range(1000)]
+    seen = {(family, talk.effort) for talk in talks for family in talk.families}
     assert seen == {(family, effort) for family in FAMILIES for effort in (*EFFORTS, None)}
+    assert {len(talk.families) for talk in talks} == {1, 2, 3, 4}
 
 
 def test_test_questions_never_enter_a_conversation() -> None:
