@@ -6,9 +6,8 @@ L routers, E experts, k routes a token. Reading them is the only place that wait
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from k3_core.ops.route_topk import Routes
+from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
 from k3_core.ops.route_topk import Routes
+from torch import Tensor
 
 
 class NoBalancer:

@@ -9,9 +9,8 @@ It keeps the r of a whole step in memory; the histogram estimator does not.
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
-
 from k3_core.ops.route_topk import Routes
+from torch import Tensor
 
 
 class ExactQuantileBalancer:

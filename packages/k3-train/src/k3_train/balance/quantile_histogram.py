@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from k3_core.ops.route_topk import Routes
 from torch import Tensor
 
-from k3_core.ops.route_topk import Routes
 from k3_train.balance.quantile_exact import check_top_k, required_biases
 
 
@@ -35,7 +35,9 @@ class HistogramQuantileBalancer:
     def observe(self, router: int, routes: Routes) -> None:
         """Count the required biases of one micro-batch; no value is read back from the device."""
         low, width = self._range(self.biases[router])
-        bin_TE = ((required_biases(routes) - low) / width).floor_().clamp_(0, self.num_bins - 1)
+        # A NaN would index outside the counts, which kills a GPU's context; the loop reports it.
+        bin_TE = ((required_biases(routes) - low) / width).nan_to_num_().floor_()
+        bin_TE = bin_TE.clamp_(0, self.num_bins - 1)
         offset_E = torch.arange(len(self.biases[router]), device=low.device) * self.num_bins
         index = (bin_TE.long() + offset_E).flatten()
         one = torch.ones((), dtype=torch.int32, device=low.device)

@@ -74,15 +74,23 @@ def build_schedule(config: TrainConfig) -> Schedule:
     )
 
 
-def _model(config: TrainConfig, device: torch.device) -> nn.Module:
+def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGeneration:
     section = config.model
+    common: dict[str, Any] = {
+        "device": device,
+        "dtype": torch.float32,
+        "impl_overrides": config.impl,
+    }
     if section.init_from:
-        return K3ForConditionalGeneration.from_pretrained(
-            section.init_from, dtype=torch.float32, device=device, experts="dequantized"
+        model = K3ForConditionalGeneration.from_pretrained(
+            section.init_from, experts="dequantized", **common
         )
-    return K3ForConditionalGeneration(
-        model_config(section), device=device, dtype=torch.float32, impl_overrides=config.impl
-    )
+    else:
+        model = K3ForConditionalGeneration(model_config(section), **common)
+    if device.type == "cuda":
+        # Parameters are float32, but under autocast the ops see bfloat16.
+        model.bind_ops("cuda", "bfloat16")
+    return model
 
 
 def _routers(model: nn.Module) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from k3_core.config import ConfigError, K3Config
+
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
@@ -105,8 +106,6 @@ def reopen(folder: Path, *, overrides: list[str], started: float) -> Session:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(str(folder), f"no {CONFIG_FILE} in it", "Start with `k3 train fit`.")
-    session = Session(
-        load_train_config(file=path, overrides=overrides), folder, started=started
-    )
+    session = Session(load_train_config(file=path, overrides=overrides), folder, started=started)
     session.trainer.resume()
     return session

@@ -129,9 +129,7 @@ class Trainer:
         """Write a checkpoint of the current step; returns its folder."""
         meta = {"tokens": self.state.tokens}
         keep = self.run_section.keep_checkpoints
-        return checkpoint.save(
-            self.checkpoints, self.state.step, self.state.tensors(), meta, keep
-        )
+        return checkpoint.save(self.checkpoints, self.state.step, self.state.tensors(), meta, keep)
 
     def measure_step_seconds(self, num_steps: int, num_warmup: int = 2) -> float:
         """Mean seconds of a step, after a warm-up; the state is put back as it was."""
