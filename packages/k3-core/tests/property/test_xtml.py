@@ -3,6 +3,7 @@ depends neither on the tokenisation nor on where it is suspended (report 8.1, se
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from hypothesis import given
@@ -19,19 +20,8 @@ from k3_core.xtml import (
 )
 
 # Merges that cross what a word-wise tokenisation would keep apart, besides all single bytes.
-MERGES = [
-    b"th",
-    b"ink",
-    b"think",
-    b"<|",
-    b"|>",
-    b" =",
-    b'="',
-    b"op",
-    b"open",
-    b"\xf0\x9f",
-    b"\xe6\x97",
-]
+WORDS = ["th", "ink", "think", "<|", "|>", " =", '="', "op", "open"]
+MERGES = [*map(str.encode, WORDS), b"\xf0\x9f", b"\xe6\x97"]
 RANKS = {token: i for i, token in enumerate([*(bytes([b]) for b in range(256)), *MERGES])}
 TOKENIZER = K3Tokenizer(RANKS, num_base_tokens=len(RANKS))
 
@@ -140,7 +130,9 @@ def noise() -> st.SearchStrategy[list[int]]:
     pieces = st.sampled_from(markers).map(lambda text: TOKENIZER.encode(text, allow_special=True))
     single = st.integers(0, TOKENIZER.vocab_size + 1).map(lambda i: [i])
     bodies = texts.map(TOKENIZER.encode)
-    return st.lists(pieces | single | bodies, max_size=12).map(lambda parts: sum(parts, []))
+    return st.lists(pieces | single | bodies, max_size=12).map(
+        lambda parts: list(chain.from_iterable(parts))
+    )
 
 
 def resumed_events(ids: list[int], thinking: bool) -> Iterator[Any]:

@@ -92,20 +92,27 @@ class ParsedMessage:
 def fold(events: Iterable[ParseEvent]) -> ParsedMessage:
     """The message that the events of one turn add up to."""
     message = ParsedMessage()
+    reasoning: list[str] = []
+    content: list[str] = []
+    arguments: list[list[str]] = []
     for event in events:
         match event:
             case ReasoningDelta(text):
-                message.reasoning += text
+                reasoning.append(text)
             case ContentDelta(text):
-                message.content += text
+                content.append(text)
             case ToolCallStart(_, name):
                 message.tool_calls.append(ParsedCall(name))
+                arguments.append([])
             case ToolArgsDelta(index, fragment):
-                message.tool_calls[index].arguments += fragment
+                arguments[index].append(fragment)
             case ToolCallEnd(index):
                 message.tool_calls[index].is_complete = True
             case ParseError(reason):
                 message.errors.append(reason)
             case MessageEnd(is_complete):
                 message.is_complete = is_complete
+    message.reasoning, message.content = "".join(reasoning), "".join(content)
+    for call, fragments in zip(message.tool_calls, arguments, strict=True):
+        call.arguments = "".join(fragments)
     return message

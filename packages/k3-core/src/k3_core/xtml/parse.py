@@ -41,7 +41,7 @@ class _State:
     path: list[str]  # open elements of the assistant body, outermost first
     channel: int  # number of the last channel in grammar.CHANNELS
     marker: str = ""  # "open" or "close" while the header of such a marker is read
-    header: str = ""
+    header: list[str] = field(default_factory=list)  # its text so far
     pending: str = ""  # bytes of an unfinished character, in hexadecimal
     is_stray: bool = False  # whether text stands between the elements at this point
     is_open: bool = True  # until the message is closed
@@ -49,7 +49,7 @@ class _State:
     keys: list[str] = field(default_factory=list)  # of the arguments of the current call
     has_json: bool = False  # whether the current call has a json element
     kind: str = ""  # type of the current argument
-    value: str = ""  # the current argument so far, unless it is a string
+    value: list[str] = field(default_factory=list)  # its text so far, unless it is a string
     is_done: bool = False
 
 
@@ -129,7 +129,7 @@ class XtmlParser:
         state = self._state
         place = state.path[-1] if state.path else ""
         if state.marker:
-            state.header += text
+            state.header.append(text)
         elif not text:
             return
         elif place == "think":
@@ -140,7 +140,7 @@ class XtmlParser:
             escaped = text if place == "json" else json.dumps(text, ensure_ascii=False)[1:-1]
             self._arguments(escaped)
         elif place == "argument":
-            state.value += text
+            state.value.append(text)
         else:
             self._stray(text)
 
@@ -186,8 +186,8 @@ class XtmlParser:
 
     def _end_marker(self) -> tuple[str, str]:
         state = self._state
-        marker, header = state.marker, state.header
-        state.marker = state.header = ""
+        marker, header = state.marker, "".join(state.header)
+        state.marker, state.header = "", []
         return marker, header
 
     def _apply(self, marker: str, text: str, sep: str) -> None:
@@ -283,7 +283,7 @@ class XtmlParser:
             self._error(f"argument {key!r} is given twice")
         if "type" not in attributes:
             self._error(f"argument {key!r} has no type")
-        state.kind, state.value = attributes.get("type", "string"), ""
+        state.kind, state.value = attributes.get("type", "string"), []
         start = ", " if state.keys else "{"
         state.keys.append(key)
         quote = '"' if state.kind == "string" else ""
@@ -295,7 +295,7 @@ class XtmlParser:
         if tag == "argument" and state.kind == "string":
             self._arguments('"')
         elif tag == "argument":
-            value, error = grammar.argument_json(state.value, state.kind)
+            value, error = grammar.argument_json("".join(state.value), state.kind)
             if error:
                 self._error(error)
             self._arguments(value)
@@ -310,7 +310,7 @@ class XtmlParser:
         if state.is_open:
             self._error(f"the output ends inside {'.'.join(state.path) or 'message'}")
         if state.path[-1:] == ["argument"] and state.kind != "string" and state.value:
-            self._arguments(state.value)
+            self._arguments("".join(state.value))
         state.is_done = True
         self._events.append(MessageEnd(is_complete))
 

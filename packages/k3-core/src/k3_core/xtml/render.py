@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 from k3_core.xtml import options
 from k3_core.xtml.calls import Call, call_segments, order_results, read_calls
 from k3_core.xtml.content import ImagePrompts, content_segments
-from k3_core.xtml.segments import (
-    END_OF_MSG,
-    Segment,
-    closer,
-    message,
-    opener,
-    plain,
-)
+from k3_core.xtml.segments import END_OF_MSG, Segment, closer, message, opener, plain
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -84,7 +77,7 @@ def conversation_blocks(
 def _message_blocks(
     messages: list[dict[str, Any]], thinking: bool, images: ImagePrompts, declared: set[str]
 ) -> Iterator[Block]:
-    numbered = [(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    numbered = [(f"messages[{i}]", turn) for i, turn in enumerate(messages)]
     calls: list[Call] = []
     num_results = 0
     for role, group in groupby(numbered, key=_role):
