@@ -22,7 +22,7 @@ from k3_core.errors import K3Error
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_PLACES = (("layers", "layer"), ("experts", "expert"), ("blocks", "block"))
+_NUMBERED = re.compile(r"\b(layer|expert|block)s\.\d+\.")
 _SHOWN = 20
 
 
@@ -66,9 +66,7 @@ def tensor_patterns(specs: Iterable[TensorSpec]) -> list[dict[str, object]]:
 
 
 def _pattern(name: str) -> str:
-    for word, label in _PLACES:
-        name = re.sub(rf"\b{word}\.\d+\.", f"{word}.{{{label}}}.", name)
-    return name
+    return _NUMBERED.sub(lambda match: f"{match[1]}s.{{{match[1]}}}.", name)
 
 
 def _print_json(
