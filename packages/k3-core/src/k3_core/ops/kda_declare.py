@@ -28,4 +28,5 @@ IMPLS = [
     _impl("kda_segment", "reference", _SEGMENT, "on the token-by-token recurrence", 0),
     _impl("kda_segment", "cpu", _SEGMENT, "on the chunk form", 10),
     _impl("short_conv", "reference", _VARLEN, "one sequence at a time", 0),
+    _impl("short_conv", "cpu", _VARLEN, "shifted multiply-adds over all sequences at once", 10),
 ]
