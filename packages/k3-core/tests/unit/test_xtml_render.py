@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from k3_core.tokenizer import K3Tokenizer
-from k3_core.xtml import chat_segments, render_training
+from k3_core.xtml import ConversationError, chat_segments, render_training
 
 USER = {"role": "user", "content": "u"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -83,13 +83,24 @@ def part(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_refusals_name_the_value(messages, options, error):
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(ConversationError, match=error):
         render(messages, **options)
 
 
-def test_values_without_a_json_form_are_refused():
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        render([assistant(("a", "f", {"x": float("nan")}))])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {"s": {1}}])
+def test_values_without_a_json_form_are_refused(value):
+    with pytest.raises(ConversationError, match="argument 'x' cannot be written as JSON"):
+        render([assistant(("a", "f", {"x": value}))])
+    with pytest.raises(ConversationError, match="tools cannot be written as JSON"):
+        render([USER], tools=[TOOL | {"x": value}])
+
+
+def test_nesting_too_deep_is_refused():
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConversationError, match="argument 'x' cannot be written as JSON"):
+        render([assistant(("a", "f", {"x": deep}))])
 
 
 def test_instruct_mode_does_not_look_at_the_effort():

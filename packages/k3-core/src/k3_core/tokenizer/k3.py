@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from k3_core.tokenizer.hf_json import added_token, tokenizer_json
-from k3_core.tokenizer.ranks import read_ranks, write_ranks
+from k3_core.tokenizer.ranks import TokenizerError, read_ranks, write_ranks
 from k3_core.tokenizer.slots import NAMED_SLOTS, NUM_SLOTS, PATTERN, slot_names
 from k3_core.tokenizer.text import cut_long, join_surrogates
 from k3_core.xtml.render import chat_segments
@@ -57,7 +57,7 @@ class K3Tokenizer:
     def from_pretrained(cls, folder: str | Path) -> "K3Tokenizer":
         """From a folder with tiktoken.model and tokenizer_config.json, which numbers the slots.
 
-        Raises FileNotFoundError for an absent file, ValueError when a named slot of the
+        Raises FileNotFoundError for an absent file, TokenizerError when a named slot of the
         configuration is not where this tokenizer puts it.
         """
         config_path = Path(folder) / CONFIG_FILE
@@ -66,11 +66,11 @@ class K3Tokenizer:
         first_name = NAMED_SLOTS[0].name
         first = [token_id for token_id, content in contents.items() if content == first_name]
         if not first:
-            raise ValueError(f"{config_path}: added_tokens_decoder has no {first_name!r}")
+            raise TokenizerError(f"{config_path}: added_tokens_decoder has no {first_name!r}")
         tokenizer = cls.from_ranks(Path(folder) / RANKS_FILE, first[0])
         for token_id, content in contents.items():
             if tokenizer.special_ids.get(content) != token_id:
-                raise ValueError(
+                raise TokenizerError(
                     f"{config_path}: {content!r} has id {token_id}, K3 has it at "
                     f"{tokenizer.special_ids.get(content)}; this is another tokenizer's folder"
                 )
@@ -110,11 +110,11 @@ class K3Tokenizer:
         return b"".join(self.token_bytes(token_id) for token_id in ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one id, the name for a special one. Raises ValueError for an unused id."""
+        """Bytes of one id, the name for a special one. Raises TokenizerError for an unused id."""
         try:
             return self._bytes[token_id]
         except KeyError:
-            raise ValueError(
+            raise TokenizerError(
                 f"token id {token_id} has no token; ids are 0..{self.vocab_size - 1}"
                 + (" and the ranks have gaps" if 0 <= token_id < self.num_base_tokens else "")
             ) from None

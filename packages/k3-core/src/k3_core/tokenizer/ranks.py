@@ -5,11 +5,17 @@ import binascii
 from collections.abc import Mapping
 from pathlib import Path
 
+from k3_core.errors import K3Error
+
+
+class TokenizerError(K3Error, ValueError):
+    """A rank file, a folder or an id that is not of this tokenizer."""
+
 
 def read_ranks(path: Path, num_base_tokens: int) -> dict[bytes, int]:
     """Token bytes -> rank, in the order of the file. Ranks may have gaps.
 
-    Raises ValueError for a line that is not `base64 rank`, a token or rank given twice, a rank
+    Raises TokenizerError for a line that is not `base64 rank`, a token or rank given twice, a rank
     outside 0..num_base_tokens-1, and a file without all 256 single bytes (byte pair encoding
     could not represent every text).
     """
@@ -20,17 +26,19 @@ def read_ranks(path: Path, num_base_tokens: int) -> dict[bytes, int]:
             continue
         token, rank = _read_line(line, f"{path}, line {number}")
         if not 0 <= rank < num_base_tokens:
-            raise ValueError(
+            raise TokenizerError(
                 f"{path}, line {number}: rank {rank} is not in 0..{num_base_tokens - 1}; "
                 f"pass the num_base_tokens that the file was made for"
             )
         if token in ranks or rank in seen:
-            raise ValueError(f"{path}, line {number}: token {token!r} or rank {rank} came before")
+            raise TokenizerError(
+                f"{path}, line {number}: token {token!r} or rank {rank} came before"
+            )
         ranks[token] = rank
         seen.add(rank)
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise ValueError(
+        raise TokenizerError(
             f"{path} lacks {len(missing)} of the 256 single bytes, first {missing[0]:#04x}; "
             f"a rank file needs them all"
         )
@@ -48,4 +56,4 @@ def _read_line(line: bytes, where: str) -> tuple[bytes, int]:
         token, rank = line.split()
         return base64.b64decode(token, validate=True), int(rank)
     except (ValueError, binascii.Error) as error:
-        raise ValueError(f"{where}: {line[:80]!r} is not `base64 rank` ({error})") from None
+        raise TokenizerError(f"{where}: {line[:80]!r} is not `base64 rank` ({error})") from None

@@ -13,6 +13,7 @@ from k3_core.xtml.events import (
     ToolCallStart,
     fold,
 )
+from k3_core.xtml.json_text import ConversationError
 from k3_core.xtml.parse import XtmlParser, parse_message
 from k3_core.xtml.render import chat_segments, generation_prefix
 from k3_core.xtml.segments import Segment
@@ -20,6 +21,7 @@ from k3_core.xtml.training import render_training
 
 __all__ = [
     "ContentDelta",
+    "ConversationError",
     "MessageEnd",
     "ParseError",
     "ParseEvent",

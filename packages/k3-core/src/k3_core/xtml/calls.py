@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from k3_core.xtml.json_text import ConversationError, json_text
 from k3_core.xtml.segments import Segment, closer, element, opener, plain
 
 _TYPES = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}
@@ -18,14 +19,14 @@ class Call(NamedTuple):
 
 
 def read_calls(message: Mapping[str, Any], where: str) -> list[Call]:
-    """The checked calls of an assistant message. Raises ValueError for a malformed one.
+    """The checked calls of an assistant message. Raises ConversationError for a malformed one.
 
     Arguments may be an object, a string holding a JSON object, or None or blank for none. A
     string that is no JSON is kept; JSON that is not an object is refused.
     """
     raw_calls = message.get("tool_calls") or []
     if not isinstance(raw_calls, list):
-        raise ValueError(f"{where}: tool_calls is a {type(raw_calls).__name__}, not a list")
+        raise ConversationError(f"{where}: tool_calls is a {type(raw_calls).__name__}, not a list")
     return [_read_call(raw, f"{where}.tool_calls[{i}]") for i, raw in enumerate(raw_calls)]
 
 
@@ -67,7 +68,7 @@ def _name(result: Mapping[str, Any], calls: list[Call], position: int) -> str:
     if name is None and position < len(calls):
         name = calls[position].name
     if not isinstance(name, str):
-        raise ValueError(
+        raise ConversationError(
             f"cannot tell which tool result {position + 1} is of: tool_call_id "
             f"{result.get('tool_call_id')!r} is not the id of a call, there are {len(calls)} "
             f"calls before it, and the message has no `tool` or `name`"
@@ -79,10 +80,10 @@ def _read_call(raw: Any, where: str) -> Call:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-        raise ValueError(f"{where} has no function.name: {str(raw)[:200]}")
+        raise ConversationError(f"{where} has no function.name: {str(raw)[:200]}")
     call_id = raw.get("id")
     if call_id is not None and not isinstance(call_id, str):
-        raise ValueError(f"{where}: id {call_id!r} is not a string")
+        raise ConversationError(f"{where}: id {call_id!r} is not a string")
     return Call(call_id, name, _read_arguments(function.get("arguments"), where))
 
 
@@ -96,7 +97,7 @@ def _read_arguments(raw: Any, where: str) -> dict[str, Any] | str:
         except (ValueError, RecursionError):
             return raw
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"{where}: arguments are {str(raw)[:200]!r}, not a JSON object")
+        raise ConversationError(f"{where}: arguments are {str(raw)[:200]!r}, not a JSON object")
     return value
 
 
@@ -107,6 +108,6 @@ def _no_constant(name: str) -> None:
 def _argument(key: str, value: Any) -> list[Segment]:
     kind = _TYPES.get(type(value)) or ("object" if isinstance(value, dict) else "array")
     if kind != "string":
-        # The default separators (", " and ": ") are the released ones, unlike in declarations.
-        value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        # With spaces after the separators, unlike in declarations.
+        value = json_text(value, f"argument {key!r}")
     return element("argument", plain(value), {"key": key, "type": kind})

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from k3_core.xtml.json_text import ConversationError
 from k3_core.xtml.segments import Segment, plain
 
 IMAGE_PLACEHOLDER = "<|kimi_image_placeholder|>"
@@ -29,9 +30,9 @@ class ImagePrompts:
         return [Segment(self.prompts[index], True)] if index < len(self.prompts) else []
 
     def check(self) -> None:
-        """Raise ValueError unless every prompt met exactly one image."""
+        """Raise ConversationError unless every prompt met exactly one image."""
         if self.prompts is not None and self.num_images != len(self.prompts):
-            raise ValueError(
+            raise ConversationError(
                 f"{len(self.prompts)} image prompts for {self.num_images} images; "
                 f"pass one prompt per image, in the order of the messages"
             )
@@ -41,7 +42,7 @@ def content_segments(content: Any, images: ImagePrompts, where: str) -> list[Seg
     """Segments of a message's content; `where` names it in errors.
 
     In a plain string each image placeholder is an image, provided that image prompts are given;
-    in a list only image parts are. Raises ValueError for any other content.
+    in a list only image parts are. Raises ConversationError for any other content.
     """
     if content is None:
         return []
@@ -49,7 +50,7 @@ def content_segments(content: Any, images: ImagePrompts, where: str) -> list[Seg
         return _from_string(content, images)
     if isinstance(content, list):
         return [s for part in content for s in _from_part(part, images, where)]
-    raise ValueError(
+    raise ConversationError(
         f"{where}: content is a {type(content).__name__}, not a string, a list of parts or null"
     )
 
@@ -68,7 +69,7 @@ def _from_part(part: Any, images: ImagePrompts, where: str) -> Iterator[Segment]
     elif kind == "text" and isinstance(part.get("text"), str):
         yield from plain(part["text"])
     else:
-        raise ValueError(
+        raise ConversationError(
             f"{where}: content part {str(part)[:200]} is neither a text part with a string "
             f"`text` nor one of the types {', '.join(IMAGE_PARTS)}"
         )

@@ -3,10 +3,10 @@
 Architecture 8, points 1, 2, 4 and 5. The sentences are the released ones to the letter.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from k3_core.xtml.json_text import ConversationError, json_text
 from k3_core.xtml.segments import Segment, message, plain
 
 EFFORTS = ("low", "high", "max")
@@ -46,26 +46,32 @@ def tool_declaration(
     `is_new` selects the wording for tools that come in the middle of a conversation.
     """
     if not isinstance(tools, list):
-        raise ValueError(f"tools is a {type(tools).__name__}, not a list")
+        raise ConversationError(f"tools is a {type(tools).__name__}, not a list")
     for position, tool in enumerate(tools):
         name = _tool_name(tool, position)
         if name in declared:
-            raise ValueError(f"tool {name!r} is declared twice; give every tool its own name")
+            raise ConversationError(
+                f"tool {name!r} is declared twice; give every tool its own name"
+            )
         declared.add(name)
-    return _option("tool-declare", f"{_NEW_TOOLS if is_new else _TOOLS}\n\n{_fenced(tools)}")
+    return _option(
+        "tool-declare", f"{_NEW_TOOLS if is_new else _TOOLS}\n\n{_fenced(tools, 'tools')}"
+    )
 
 
 def thinking_effort(effort: str) -> list[Segment]:
-    """The message that names the effort level. Raises ValueError unless low, high or max."""
+    """The message that names the effort level. Raises ConversationError unless low, high or max."""
     if effort not in EFFORTS:
-        raise ValueError(f"thinking_effort {effort!r} is not one of {', '.join(EFFORTS)}, or None")
+        raise ConversationError(
+            f"thinking_effort {effort!r} is not one of {', '.join(EFFORTS)}, or None"
+        )
     return _option("thinking-effort", _EFFORT.format(effort))
 
 
 def tool_choice(choice: str | None) -> list[Segment]:
     """The message for "required" or "none"; nothing for "auto" and None."""
     if choice is not None and choice not in TOOL_CHOICES:
-        raise ValueError(f"tool_choice {choice!r} is not one of {', '.join(TOOL_CHOICES)}")
+        raise ConversationError(f"tool_choice {choice!r} is not one of {', '.join(TOOL_CHOICES)}")
     if choice is None or choice == "auto":
         return []
     first = f"The system is invoked with `tool_choice={choice}`."
@@ -78,14 +84,14 @@ def response_format(wanted: Mapping[str, Any] | None) -> list[Segment]:
         return []
     kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
     if kind not in RESPONSE_FORMATS:
-        raise ValueError(
+        raise ConversationError(
             f"response_format type {kind!r} is not one of {', '.join(RESPONSE_FORMATS)}"
         )
     if kind == "text":
         return []
     body = _RESPONSE_FORMAT.format(kind)
     if kind == "json_schema":
-        body += _SCHEMA + _fenced(_schema(wanted))
+        body += _SCHEMA + _fenced(_schema(wanted), "the schema")
     return _option("response-format", body)
 
 
@@ -93,18 +99,15 @@ def _option(kind: str, body: str) -> list[Segment]:
     return message({"role": "system", "type": kind}, plain(body))
 
 
-def _fenced(value: Any) -> str:
-    compact = json.dumps(
-        value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return f"```json\n{compact}\n```"
+def _fenced(value: Any, where: str) -> str:
+    return f"```json\n{json_text(value, where, is_compact=True)}\n```"
 
 
 def _schema(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     outer = wanted.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise ValueError(
+        raise ConversationError(
             f"response_format.json_schema.schema is {schema!r}; it must be a JSON object"
         )
     return schema
@@ -114,7 +117,7 @@ def _tool_name(tool: Any, position: int) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name or tool.get("type") != "function":
-        raise ValueError(
+        raise ConversationError(
             f'tools[{position}] must be {{"type": "function", "function": {{"name": ...}}}}, '
             f"got {str(tool)[:200]}"
         )

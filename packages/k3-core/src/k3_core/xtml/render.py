@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from k3_core.xtml import options
 from k3_core.xtml.calls import Call, call_segments, order_results, read_calls
 from k3_core.xtml.content import ImagePrompts, content_segments
+from k3_core.xtml.json_text import ConversationError
 from k3_core.xtml.segments import END_OF_MSG, Segment, closer, message, opener, plain
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -39,9 +40,9 @@ def chat_segments(
 
     Without `thinking` the think channels and the effort message are left out. Image parts become
     the prebuilt `image_prompts` in order, or placeholders when there are none.
-    Raises ValueError, naming the message, for what XTML cannot express: an unknown role, effort,
-    tool choice or response format, arguments that are JSON but no object, a tool result of no
-    known tool, tools declared twice or beside content, image prompts that are not one per image.
+    Raises ConversationError, naming the message, for what XTML cannot express: an unknown role,
+    effort, tool choice or response format, arguments that are JSON but no object, a tool result
+    of no known tool, tools declared twice or beside content, image prompts not one per image.
     """
     images = ImagePrompts(image_prompts)
     blocks = conversation_blocks(messages, tools, thinking, thinking_effort, images)
@@ -98,9 +99,11 @@ def _role(numbered: tuple[str, Any]) -> str:
     where, turn = numbered
     role = turn.get("role") if isinstance(turn, dict) else None
     if role not in ROLES:
-        raise ValueError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
+        raise ConversationError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
     if role != "system" and turn.get("tools"):
-        raise ValueError(f"{where}: only system messages declare tools, this one is {role!r}")
+        raise ConversationError(
+            f"{where}: only system messages declare tools, this one is {role!r}"
+        )
     return role
 
 
@@ -110,14 +113,14 @@ def _input(
     body = content_segments(turn.get("content"), images, where)
     if turn.get("tools"):
         if body:
-            raise ValueError(
+            raise ConversationError(
                 f"{where}: a system message has tools or content, not both; "
                 f"put the content into a message of its own"
             )
         return options.tool_declaration(turn["tools"], declared, is_new=True)
     name = turn.get("name")
     if name is not None and not isinstance(name, str):
-        raise ValueError(f"{where}: name {name!r} is not a string")
+        raise ConversationError(f"{where}: name {name!r} is not a string")
     return message({"role": role} | ({"name": name} if name else {}), body)
 
 
@@ -143,9 +146,11 @@ def _assistant(
         start = [*plain(_reasoning(turn, where)), *closer("think"), *opener("response")]
     content = turn.get("content")
     # A model may write the placeholder of an image as text; only images of callers are images.
-    is_text = isinstance(content, str)
-    body = plain(content) if is_text else content_segments(content, images, where)
-    yield Block([*start, *body], True)
+    if isinstance(content, str):
+        start += plain(content)
+    else:
+        start += content_segments(content, images, where)
+    yield Block(start, True)
     yield Block(closer("response"), True)
     if calls:
         yield Block(opener("tools"), True)
@@ -164,5 +169,5 @@ def _reasoning(turn: dict[str, Any], where: str) -> str:
     if reasoning is None:
         reasoning = turn.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, str):
-        raise ValueError(f"{where}: reasoning is a {type(reasoning).__name__}, not a string")
+        raise ConversationError(f"{where}: reasoning is a {type(reasoning).__name__}, not a string")
     return reasoning if reasoning and reasoning.strip() else ""
