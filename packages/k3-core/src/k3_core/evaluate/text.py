@@ -62,9 +62,9 @@ def score_texts(
     window: int = 2048,
     tokens_per_forward: int = 16_384,
 ) -> TextScore:
-    """Score every token of every text once, given at least `window // 2` tokens before it.
+    """Score every token of every text once, given at least `window // 4` tokens before it.
 
-    (Fewer at the start of a text.) Windows are `window` tokens long and overlap by half.
+    (Fewer at the start of a text.) Windows are `window` tokens long and overlap by a quarter.
     """
     nats, num_tokens = 0.0, 0
     documents = [tokenizer.encode(text) for text in texts]
@@ -101,7 +101,7 @@ def _windows(ids: list[int], window: int) -> Iterator[tuple[list[int], list[int]
     """(inputs, labels) whose labels other than IGNORE_INDEX are ids[1:], each once."""
     scored = 0  # ids[: scored + 1] need no more score
     while scored < len(ids) - 1:
-        start = max(0, scored - window // 2)
+        start = max(0, scored - window // 4)
         stop = min(start + window, len(ids) - 1)
         yield ids[start:stop], [IGNORE_INDEX] * (scored - start) + ids[scored + 1 : stop + 1]
         scored = stop
