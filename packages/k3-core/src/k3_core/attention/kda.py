@@ -5,6 +5,8 @@ T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences,
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +44,7 @@ class KimiDeltaAttention(nn.Module):
         self.conv_width = linear.short_conv_kernel_size
         self.lower_bound = linear.gate_lower_bound
         model, channels = config.hidden_size, linear.num_heads * linear.head_dim
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_proj = Linear(model, channels, **like)
         self.k_proj = Linear(model, channels, **like)
         self.v_proj = Linear(model, channels, **like)

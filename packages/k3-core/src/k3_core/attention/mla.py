@@ -6,6 +6,8 @@ X = C + R cached values a token.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ class GatedMLA(nn.Module):
         self.value_dim, self.latent_dim = config.v_head_dim, config.kv_lora_rank
         self.scale = (self.nope_dim + self.rope_dim) ** -0.5
         model, eps = config.hidden_size, config.mla_norm_eps
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_a_proj = Linear(model, config.q_lora_rank, **like)
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, **like)
         self.q_b_proj = Linear(

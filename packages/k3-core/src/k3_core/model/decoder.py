@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,7 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         model, eps = config.hidden_size, config.rms_norm_eps
         self.layer, self.mixer = layer, mixer
         attention = parts.get("attention", "kda" if config.is_kda_layer(layer) else "gated_mla")
@@ -79,7 +81,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         model, eps = config.hidden_size, config.rms_norm_eps
         self.num_layers = config.num_hidden_layers
         self.mixer: DepthMixer = parts.depth_mixer(config)

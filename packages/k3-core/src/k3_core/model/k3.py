@@ -68,7 +68,7 @@ class K3ForConditionalGeneration(nn.Module):
         self._parts = Parts(
             _ops_device(ops_device or device), _dtype_name(dtype), self.impl_overrides
         )
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.language_model = LanguageModel(config, self._parts, **like)
         self.vision_tower = self.mm_projector = None
         if config.vision is not None:

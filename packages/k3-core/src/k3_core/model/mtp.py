@@ -6,6 +6,8 @@ Position t reads the model's output mix of t and the embedding of token t + 1 (z
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class SharedHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **like)
         if not config.mtp_share_embeddings:
             self.head = Linear(config.hidden_size, config.vocab_size, **like)
@@ -45,7 +47,7 @@ class MTPLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         model, eps = config.hidden_size, config.rms_norm_eps
         self.layer = layer
         self.enorm = RMSNorm(model, eps, **like)

@@ -18,7 +18,7 @@ class Parts:
         self.resolutions: dict[str, Resolution] = {
             f"kernel.{name}": resolution for name, resolution in self.ops.resolutions.items()
         }
-        self._target = {"device": device, "dtype": dtype, "overrides": overrides}
+        self._target: dict[str, Any] = {"device": device, "dtype": dtype, "overrides": overrides}
 
     def get(self, kind: str, implements: str) -> Any:
         """The class that implements a part."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,7 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config, self.ops = config, ops
         self.gate_proj = Linear(config.hidden_size, width, **like)
         self.up_proj = Linear(config.hidden_size, width, **like)

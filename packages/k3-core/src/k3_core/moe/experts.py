@@ -68,7 +68,8 @@ class ExpertBank(nn.Module):
         """Turn packed stacks into exactly decoded parameters of `dtype`."""
         if not self.is_packed:
             return
-        weights = {name: self.stack(name).dequantize(dtype) for name in NAMES}
+        stacks = ((name, self.stack(name)) for name in NAMES)
+        weights = {n: stack.dequantize(dtype) for n, stack in stacks if isinstance(stack, MXTensor)}
         for name in NAMES:
             delattr(self, f"{name}_packed")
             delattr(self, f"{name}_scale")

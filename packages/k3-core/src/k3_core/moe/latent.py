@@ -6,6 +6,8 @@ the un-projected input. Without `routed_expert_hidden_size` the experts are full
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ class LatentMoE(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        like = {"device": device, "dtype": dtype}
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config, self.layer, self.ops = config, layer, ops
         model, latent = config.hidden_size, config.expert_hidden_size
         self.gate = Router(config, ops, **like)

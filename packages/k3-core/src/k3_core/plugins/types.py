@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from k3_core.errors import ImplLoadError, PluginError
 
@@ -89,11 +90,11 @@ class Impl:
         """Whether this is the slow and exact implementation that the others are compared with."""
         return self.name == f"{self.implements}.reference"
 
-    def load(self) -> object:
+    def load(self) -> Any:
         """Import the target and return it; `ImplLoadError` names what is missing."""
         module_name, _, attribute = self.target.partition(":")
         try:
-            value: object = importlib.import_module(module_name)
+            value: Any = importlib.import_module(module_name)
             for part in attribute.split("."):
                 value = getattr(value, part)
         except Exception as error:
@@ -172,7 +173,7 @@ class Resolution:
     source: str
     rejected: tuple[tuple[Impl, str], ...] = field(default=())
 
-    def load(self) -> object:
+    def load(self) -> Any:
         """Import the target of the chosen implementation and return it."""
         return self.chosen.load()
 

@@ -64,4 +64,5 @@ def mla_prefill(
         scale=scale,
         **_CAUSAL,
     )
-    return o_THD[..., :value_dim]
+    # It returns a tuple only when the log-sum-exp is asked for.
+    return o_THD[..., :value_dim]  # type: ignore[call-overload, no-any-return]
