@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from k3_core.ops.kda_chunk.gram import (
     Decay,
@@ -29,6 +28,7 @@ from k3_core.ops.kda_chunk.inputs import L2_EPS, check_inputs, check_state
 from k3_core.ops.kda_chunk.plan import ChunkPlan, chunk_plan
 from k3_core.ops.kda_chunk.scan import scan_backward, scan_forward
 from k3_core.ops.math import math_dtype
+from k3_core.ops.once import refuse_second_derivative
 from k3_core.ops.varlen import host_lengths
 
 CHUNK = 32
@@ -120,8 +120,8 @@ class _KdaChunk(torch.autograd.Function):
         return o_THV, final_NHVK
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_o_THV: Tensor, d_final_NHVK: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("kda_chunk")
         A_log_H, *rest = ctx.saved_tensors
         num_saved = len(Saved._fields)
         saved, decay = Saved(*rest[:num_saved]), Decay(*rest[num_saved:])

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from k3_core.ops.math import math_dtype
+from k3_core.ops.once import refuse_second_derivative
 from k3_core.ops.short_conv.inputs import check_inputs
 
 
@@ -90,10 +90,10 @@ class _ShortConv(torch.autograd.Function):
         return F.silu(sums_TC).to(x_TC.dtype), last_NCW.to(state_NCW.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, d_y_TC: Tensor, d_final_NCW: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
+        refuse_second_derivative("short_conv")
         buffer_LC, sums_TC, weight_WC = ctx.saved_tensors
         layout, num_history = ctx.layout, weight_WC.shape[0] - 1
         gate_TC = torch.sigmoid(sums_TC)
