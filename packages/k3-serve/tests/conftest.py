@@ -138,6 +138,11 @@ def app(engine: ScriptedEngine, tokenizer: K3Tokenizer) -> Any:
 
 
 @pytest.fixture
+def api_of() -> type[Api]:
+    return Api
+
+
+@pytest.fixture
 def api(app: Any) -> Api:
     return Api(app)
 

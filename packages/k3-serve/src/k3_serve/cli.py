@@ -12,6 +12,7 @@ from k3_core.errors import K3Error
 
 Model = Annotated[str, typer.Argument(help="A model folder, or a bundled model's name.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Experts = Annotated[str, typer.Option(help="packed (small) or dequantized (fast on a CPU).")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 
 
@@ -21,17 +22,24 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the default.")] = 0,
 ) -> None:
     """Serve a model over HTTP as OpenAI's chat and text completions."""
     # Before the model is loaded: a taken port is known at once.
     listener = bind(host, port)
+    import torch
     import uvicorn
     from k3_core.engine.load import load_engine
 
     from k3_serve.app import create_app
 
-    engine, tokenizer = load_engine(model, device=device, dtype=dtype, max_batch=max_batch)
+    if threads:
+        torch.set_num_threads(threads)
+    engine, tokenizer = load_engine(
+        model, device=device, dtype=dtype, experts=experts, max_batch=max_batch
+    )
     with engine, listener:
         app = create_app(engine, tokenizer, model_name(model))
         host, port = listener.getsockname()[:2]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from k3_core.cli.transcript import show_delta
 from k3_core.engine import Engine
 from k3_core.engine.wire import add_delta
 from k3_core.errors import K3Error
@@ -85,24 +86,12 @@ def talk(conversation: Conversation, console: Console | None = None) -> None:
     while text := _read(console):
         try:
             for delta in conversation.ask(text):
-                show(console, delta)
+                show_delta(console, delta)
         except K3Error as error:
             console.print(f"\n[red]{escape(str(error))}[/]", end="")
         except KeyboardInterrupt:
             console.print("\n(stopped)", style="dim", end="")
         console.print()
-
-
-def show(console: Console, delta: dict[str, Any]) -> None:
-    """Prints one delta: reasoning dimmed, the answer plain, tool calls as name and arguments."""
-    if delta.get("reasoning_content"):
-        console.print(delta["reasoning_content"], style="dim", end="", markup=False)
-    if delta.get("content"):
-        console.print(delta["content"], end="", markup=False)
-    for call in delta.get("tool_calls") or ():
-        function = call.get("function", {})
-        name = f"\n{function['name']}: " if "name" in function else ""
-        console.print(name + function.get("arguments", ""), style="cyan", end="", markup=False)
 
 
 def _read(console: Console) -> str:
