@@ -96,12 +96,14 @@ class RunSection:
 
     steps: optimizer steps to reach, in all; a run given in minutes sets it after measuring.
     accumulation: micro-batches of one step. device: cpu, cuda or auto.
+    threads: of the CPU's kernels; 0 leaves torch's number.
     log_every, checkpoint_every: in steps. keep_checkpoints: the newest ones kept.
     """
 
     steps: int = 0
     seed: int = 0
     device: str = "auto"
+    threads: int = 0
     accumulation: int = 1
     log_every: int = 10
     checkpoint_every: int = 1000
@@ -138,6 +140,7 @@ class TrainConfig:
             ("schedule.min_lr_ratio", schedule.min_lr_ratio, 0),
             ("balance.num_bins", self.balance.num_bins, 1),
             ("run.steps", run.steps, 0),
+            ("run.threads", run.threads, 0),
             ("run.accumulation", run.accumulation, 1),
             ("run.log_every", run.log_every, 1),
             ("run.checkpoint_every", run.checkpoint_every, 1),
@@ -183,6 +186,8 @@ def write_toml(config: TrainConfig, path: Path) -> None:
 
 def _toml_value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        )
     # Strings, numbers and booleans are spelled alike in JSON and in TOML.
     return json.dumps(value)

@@ -51,7 +51,7 @@ def test_two_and_two_steps_equal_four_by_the_commands(tmp_path, arguments):
 
 
 def test_minutes_fix_the_number_of_steps_and_write_it(tmp_path, arguments, monkeypatch):
-    monkeypatch.setattr(Trainer, "measure_step_seconds", lambda self, num_steps: 10.0)
+    monkeypatch.setattr(Trainer, "measure_step_seconds", lambda self, *_, **__: 10.0)
     fit(tmp_path / "run", "--minutes=0.75", *arguments)
     rows = [json.loads(line) for line in (tmp_path / "run/run.jsonl").read_text().splitlines()]
     assert 1 <= len(rows) <= 3  # 45 s, less the reserve and the set-up, at 10 s a step
@@ -65,7 +65,7 @@ def test_minutes_fix_the_number_of_steps_and_write_it(tmp_path, arguments, monke
 
 
 def test_minutes_that_fit_no_step_are_refused(tmp_path, arguments, monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "measure_step_seconds", lambda self, num_steps: 10.0)
+    monkeypatch.setattr(Trainer, "measure_step_seconds", lambda self, *_, **__: 10.0)
     out = tmp_path / "run"
     assert run(["train", "fit", f"--out={out}", "--minutes=0.15", *arguments]) == 2
     assert "no time for a step" in capsys.readouterr().err

@@ -39,6 +39,8 @@ def model_config(section: ModelSection) -> K3Config:
 def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Trainer:
     """Everything of a run at step 0; the seed of the configuration makes it repeatable."""
     device = choose_device(config.run.device)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     model = _model(config, device)
     routers = _routers(model)

@@ -21,6 +21,8 @@ CONFIG_FILE = "config.resolved.toml"
 RESERVED_SHARE = 0.1
 """Part of a run in minutes kept for checkpoints, the export and a pace that changes."""
 RESERVED_SECONDS = 1.0
+MEASURED_SHARE = 0.03
+"""Part of a run in minutes spent on measuring the pace, after the warm-up."""
 
 
 class Session:
@@ -76,8 +78,9 @@ class Session:
 
     def _steps_within(self, minutes: float) -> int:
         """Fix the number of steps from measured ones; set-up and export are inside the limit."""
-        pace = self.trainer.measure_step_seconds(2)
-        pace = self.trainer.measure_step_seconds(min(50, max(2, int(0.03 * 60 * minutes / pace))))
+        rough = self.trainer.measure_step_seconds(1, num_warmup=2)
+        num_steps = int(MEASURED_SHARE * 60 * minutes / rough)
+        pace = self.trainer.measure_step_seconds(min(50, max(2, num_steps)))
         spent = time.perf_counter() - self.started
         left = 60 * minutes * (1 - RESERVED_SHARE) - RESERVED_SECONDS - spent
         if left < pace:

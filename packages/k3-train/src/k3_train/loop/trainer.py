@@ -131,7 +131,7 @@ class Trainer:
         keep = self.run_section.keep_checkpoints
         return checkpoint.save(self.checkpoints, self.state.step, self.state.tensors(), meta, keep)
 
-    def measure_step_seconds(self, num_steps: int, num_warmup: int = 2) -> float:
+    def measure_step_seconds(self, num_steps: int, num_warmup: int = 0) -> float:
         """Mean seconds of a step, after a warm-up; the state is put back as it was."""
         before = self.state.snapshot()
         self.state.model.train()
