@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def read_header(file: Path) -> Header:
 
 
 def _entry(name: str, fields: Mapping[str, Any], file: Path, start: int) -> TensorEntry:
-    dtype, shape = fields["dtype"], tuple(fields["shape"])
+    dtype, shape = sys.intern(fields["dtype"]), tuple(fields["shape"])
     begin, end = fields["data_offsets"]
     if dtype not in DTYPE_BYTES:
         raise CheckpointError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from k3_core.config import K3Config
-from k3_core.config.manifest import TensorSpec, tensor_manifest
+from k3_core.config.manifest import tensor_manifest
 from k3_core.quant import MXTensor, bad_scale
 
 from .folder import CheckpointFolder
@@ -94,54 +94,60 @@ def _packed_like(weight: Tensor) -> MXTensor:
 
 def allocate(model: nn.Module, device: torch.device | str) -> None:
     """Replace every meta parameter and buffer by uninitialised memory on `device`."""
+
+    def real(tensor: Tensor) -> Tensor:
+        # Not `empty_like`, which loads 30 MB of meta kernels.
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                empty = torch.empty_like(parameter, device=device)
-                module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
+                module._parameters[name] = nn.Parameter(real(parameter), parameter.requires_grad)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+                module._buffers[name] = real(buffer)
 
 
 def _fill(model: K3ForConditionalGeneration, folder: CheckpointFolder) -> None:
-    state = model.state_dict()
+    """Read every tensor of the model, module by module: views of all at once would take memory."""
     prefix = TEXT_PREFIX if folder.config.is_flat else ""
     with TensorReader() as reader:
-        for entry in sorted(folder.entries.values(), key=lambda one: (one.file, one.offset)):
-            name = prefix + entry.name
-            if name in state:
-                _fill_one(reader, entry, state.pop(name))
-            elif entry.name.endswith(".weight_packed"):
-                target = state.pop(name.removesuffix("_packed"))
-                target.copy_(_decoded(reader, entry, folder))
-            elif not entry.name.endswith(".weight_scale"):
-                raise CheckpointError(f"the model has no tensor {name}, which {entry.file} holds")
-    if state:
-        raise CheckpointError(f"the model has tensors that no file holds: {sorted(state)[:5]}")
+        for path, module in model.named_modules():
+            views: dict[str, Tensor] = {}
+            module._save_to_state_dict(views, f"{path}." if path else "", keep_vars=False)
+            for name, view in views.items():
+                _fill_one(reader, folder, name.removeprefix(prefix), view)
 
 
-def _decoded(reader: TensorReader, entry: TensorEntry, folder: CheckpointFolder) -> Tensor:
-    scale_entry = folder.entries[entry.name.removesuffix("packed") + "scale"]
+def _fill_one(reader: TensorReader, folder: CheckpointFolder, name: str, target: Tensor) -> None:
+    entry = folder.entries.get(name)
+    if entry is None:
+        target.copy_(_decoded(reader, folder, name))
+    elif name.endswith(".A_log"):
+        target.copy_(_without_tail(entry, reader.read(entry), len(target)))
+    else:
+        reader.read_into(entry, target)
+        if name.endswith(".weight_scale"):
+            _check_scale(entry, target)
+
+
+def _decoded(reader: TensorReader, folder: CheckpointFolder, name: str) -> Tensor:
+    if f"{name}_packed" not in folder.entries:
+        raise CheckpointError(f"the model has a tensor {name} that no file of {folder.path} holds")
+    scale_entry = folder.entries[f"{name}_scale"]
     scale = reader.read(scale_entry)
     _check_scale(scale_entry, scale)
-    return MXTensor(reader.read(entry), scale).dequantize()
+    return MXTensor(reader.read(folder.entries[f"{name}_packed"]), scale).dequantize()
 
 
-def _fill_one(reader: TensorReader, entry: TensorEntry, target: Tensor) -> None:
-    if not entry.name.endswith(".A_log"):
-        reader.read_into(entry, target)
-        if entry.name.endswith(".weight_scale"):
-            _check_scale(entry, target)
-        return
-    stored = reader.read(entry)
-    tail = stored[len(target) :]
-    if bool(tail.any()):
+def _without_tail(entry: TensorEntry, stored: Tensor, num_heads: int) -> Tensor:
+    """A_log of the real heads; raises CheckpointError when more than zeros follow them."""
+    if bool(stored[num_heads:].any()):
         raise CheckpointError(
-            f"tensor {entry.name} in {entry.file} has {len(stored)} values for {len(target)} heads "
+            f"tensor {entry.name} in {entry.file} has {len(stored)} values for {num_heads} heads "
             f"and a tail that is not zero. A_log is per head: correct num_heads or export it again"
         )
-    target.copy_(stored[: len(target)])
+    return stored[:num_heads]
 
 
 def _check_scale(entry: TensorEntry, scale: Tensor) -> None:
@@ -153,9 +159,8 @@ def _check_scale(entry: TensorEntry, scale: Tensor) -> None:
 
 def _unusual_dtypes(folder: CheckpointFolder) -> dict[str, str]:
     """Stored dtypes that differ from what the configuration implies; kept for saving."""
-    specs: dict[str, TensorSpec] = {spec.name: spec for spec in tensor_manifest(folder.config)}
     return {
-        name: entry.dtype
-        for name, entry in folder.entries.items()
-        if entry.dtype != specs[name].dtype
+        spec.name: stored
+        for spec in tensor_manifest(folder.config)
+        if (stored := folder.entries[spec.name].dtype) != spec.dtype
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .headers import CheckpointError, TensorEntry
 
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 4 * 2**20
 TORCH_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,

@@ -38,16 +38,19 @@ def find_differences(folder: CheckpointFolder, *, is_exact: bool) -> list[Differ
     is_exact: dtypes must be the released ones; otherwise any of BF16, F16 and F32 may stand for
     another, which loading converts.
     """
-    expected = {spec.name: spec for spec in tensor_manifest(folder.config)}
     found = []
-    for name, spec in expected.items():
-        entry = folder.entries.get(name)
+    num_known = 0
+    for spec in tensor_manifest(folder.config):
+        entry = folder.entries.get(spec.name)
         if entry is None:
-            found.append(Difference("missing", name, f"no file of {folder.path} holds it"))
+            found.append(Difference("missing", spec.name, f"no file of {folder.path} holds it"))
         else:
+            num_known += 1
             found.extend(_compare(spec, entry, is_exact))
-    extra = [one for name, one in folder.entries.items() if name not in expected]
-    found += [Difference("extra", one.name, f"in {one.file}") for one in extra]
+    if num_known < len(folder.entries):
+        known = {spec.name for spec in tensor_manifest(folder.config)}
+        extra = [one for name, one in folder.entries.items() if name not in known]
+        found += [Difference("extra", one.name, f"in {one.file}") for one in extra]
     return found
 
 
