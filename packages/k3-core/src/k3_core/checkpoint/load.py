@@ -45,7 +45,8 @@ def load_pretrained(
     dtype: a torch dtype, its name, or "auto" for that of config.json; tensors that the release
     keeps in float32 stay so. experts: "packed" keeps MXFP4 experts packed (experts stored
     unpacked stay unpacked), "dequantized" decodes them exactly into `dtype`.
-    Raises ConfigError or CheckpointError before any memory is taken for weights.
+    Raises ConfigError or CheckpointError; for all but the values (a tail of A_log, a NaN scale)
+    before any memory is taken for weights.
     """
     if experts not in EXPERTS:
         raise CheckpointError(f"experts = {experts!r} is not accepted, allowed: {EXPERTS}")
