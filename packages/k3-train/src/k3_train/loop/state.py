@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from k3_core.model import K3ForConditionalGeneration
+from torch import Tensor
 
 from k3_train.balance.base import Balancer
 from k3_train.loop.checkpoint import CheckpointError
@@ -22,7 +23,7 @@ class TrainState:
     step: finished optimizer steps. tokens: tokens read by them.
     """
 
-    model: nn.Module
+    model: K3ForConditionalGeneration
     optimizer: Optimizer
     balancer: Balancer
     step: int = 0
