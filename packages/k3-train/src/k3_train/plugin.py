@@ -20,7 +20,9 @@ def _impl(kind: str, implements: str, target: str, summary: str) -> Impl:
 def k3_register_optimizer() -> Iterable[Impl]:
     """Per-Head Muon with AdamW by role, and AdamW alone."""
     return [
-        _impl("optimizer", "per_head_muon", "optim.build:per_head_muon", "Muon by head, AdamW rest"),
+        _impl(
+            "optimizer", "per_head_muon", "optim.build:per_head_muon", "Muon by head, AdamW rest"
+        ),
         _impl("optimizer", "adamw", "optim.build:adamw", "AdamW for every parameter"),
     ]
 

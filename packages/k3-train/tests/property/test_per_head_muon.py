@@ -53,9 +53,7 @@ def update(role, grad, decay=0.0):
     return param.detach()
 
 
-shapes = st.tuples(
-    st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 6), st.integers(1, 8)
-)
+shapes = st.tuples(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 6), st.integers(1, 8))
 
 
 def draw(seed, num_heads, rows, columns):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.reference import route_topk
 from k3_train.balance.none import NoBalancer
 from k3_train.balance.quantile_exact import ExactQuantileBalancer
@@ -97,13 +98,14 @@ def test_required_biases_lie_in_the_range(case):
 def test_order_and_split_of_the_tokens_do_not_matter_bitwise(balancer_class, case, sizes, random):
     seed, num_tokens, num_experts, top_k = case
     logits_TE, bias_E = logits(seed, num_tokens, num_experts), start_bias(seed, num_experts)
-    whole = updated(balancer_class, route(logits_TE, bias_E, top_k), bias_E, top_k)
-    shuffled = logits_TE[random.sample(range(num_tokens), num_tokens)]
+    routes = route(logits_TE, bias_E, top_k)
+    whole = updated(balancer_class, routes, bias_E, top_k)
+    order = torch.tensor(random.sample(range(num_tokens), num_tokens))
     cuts = sorted({min(cut, num_tokens) for cut in itertools.accumulate(sizes)} | {num_tokens})
     parts_E = bias_E.clone()
     balancer = balancer_class([parts_E], top_k=top_k, num_bins=NUM_BINS)
     for begin, end in itertools.pairwise([0, *cuts]):
-        balancer.observe(0, route(shuffled[begin:end], parts_E, top_k))
+        balancer.observe(0, Routes(*(field[order[begin:end]] for field in routes)))
     balancer.update()
     assert torch.equal(whole, parts_E)
 

@@ -52,7 +52,12 @@ EXPECTED = {
     "layers.3.self_attn.kv_b_proj.weight": ("mla_kv", "muon", True, [(2, 32, 32)] * 2),
     "layers.1.block_sparse_moe.experts.w1": ("expert", "muon", True, [(8, 32, 32)]),
     "layers.1.block_sparse_moe.gate.weight": ("router", "adamw", True, None),
-    "layers.1.block_sparse_moe.gate.e_score_correction_bias": ("balance_bias", "frozen", False, None),
+    "layers.1.block_sparse_moe.gate.e_score_correction_bias": (
+        "balance_bias",
+        "frozen",
+        False,
+        None,
+    ),
     "layers.0.self_attn.q_conv1d.weight": ("conv", "adamw", True, None),
     "layers.0.self_attn.A_log": ("vector", "adamw", False, None),
     "layers.0.self_attn.dt_bias": ("vector", "adamw", False, None),

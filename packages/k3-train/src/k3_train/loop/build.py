@@ -95,17 +95,18 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
     return model
 
 
-def _routers(model: nn.Module) -> list[nn.Module]:
+def _routers(model: nn.Module) -> list[Any]:
+    # By attribute, so that the router of a plugin's MoE takes part.
     return [one for one in model.modules() if hasattr(one, "e_score_correction_bias")]
 
 
-def _balancer(config: TrainConfig, routers: list[nn.Module], top_k: int) -> Balancer:
+def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
     target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
     biases = [router.e_score_correction_bias for router in routers]
     return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
 
 
-def _observe(routers: list[nn.Module], balancer: Balancer, loads: LoadTracker) -> None:
+def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
     for index, router in enumerate(routers):
 
         def observer(routes: Any, index: int = index) -> None:

@@ -38,7 +38,8 @@ class RoleAdamW:
             betas=(optim.beta1, optim.beta2),
             eps=optim.eps,
             fused=True,
-        ) if groups else None
+        )
+        # torch makes the state at the first gradient; made here, a checkpoint is always whole.
         for param in self.params.values():
             self._optimizer.state[param] = {
                 "step": torch.zeros((), device=param.device),
@@ -48,8 +49,6 @@ class RoleAdamW:
 
     def step(self, lr_factor: float) -> None:
         """One update with every group at its peak learning rate times `lr_factor`."""
-        if self._optimizer is None:
-            return
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_factor
         self._optimizer.step()

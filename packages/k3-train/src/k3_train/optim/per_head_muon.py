@@ -8,7 +8,7 @@ Momentum is stored, never the update.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,22 +46,22 @@ class PerHeadMuon:
     @torch.no_grad()
     def step(self, lr_factor: float) -> None:
         """One update with learning rate `lr * lr_factor`."""
-        names = [name for name, param in self.params.items() if param.grad is not None]
-        if not names:
+        grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        if not grads:
             return
         lr = self.lr * lr_factor
-        params = [self.params[name] for name in names]
-        grads = [param.grad for param in params]
+        names = list(grads)
+        params: list[Tensor] = [self.params[name] for name in names]
         buffers = [self.buffers[name] for name in names]
         torch._foreach_mul_(buffers, self.momentum)
-        torch._foreach_add_(buffers, grads)
-        inputs = torch._foreach_add(grads, buffers, alpha=self.momentum)
+        torch._foreach_add_(buffers, list(grads.values()))
+        inputs = torch._foreach_add(list(grads.values()), buffers, alpha=self.momentum)
         torch._foreach_mul_(params, 1 - lr * self.weight_decay)
         for targets, blocks in self._groups(names, params, inputs):
             self._apply(targets, blocks, lr)
 
     def _groups(
-        self, names: list[str], params: list[Parameter], inputs: list[Tensor]
+        self, names: Sequence[str], params: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Blocks of equal shape together: (views of the parameters, blocks [n, r, c]), wide."""
         groups: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = defaultdict(

@@ -50,7 +50,9 @@ class Role:
         return list(tensor.view(self.blocks, sum(self.rows), tensor.shape[-1]).split(self.rows, 1))
 
 
-def assign_roles(shapes: Iterable[tuple[str, tuple[int, ...]]], text: TextConfig) -> dict[str, Role]:
+def assign_roles(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], text: TextConfig
+) -> dict[str, Role]:
     """The role of every parameter; `shapes` are (name, shape) pairs of the whole model.
 
     Raises ValueError for a shape that no rule covers.
