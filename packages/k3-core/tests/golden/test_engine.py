@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from k3_core import K3ForConditionalGeneration
-from k3_core.engine import Request, Sampling, SimpleEngine
+from k3_core import K3Config, K3ForConditionalGeneration
+from k3_core.engine import Images, Request, Sampling, SimpleEngine, Suspended
+from safetensors.torch import load_file
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,42 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, case) -> None:  # typ
     assert first == again
     assert len({first, second, third}) == 3
     assert engine.generate(requests[1:2])[0].token_ids == second
+
+
+@pytest.mark.parametrize("name", ["mm_tiny", "mxfp4_tiny"])
+def test_images_in_the_prompt_give_the_released_tokens(golden, name: str) -> None:  # type: ignore[no-untyped-def]
+    folder = golden(name)
+    case = json.loads((folder / "cases.json").read_text())
+    tensors = load_file(folder / "vision.safetensors")
+    images = Images(tensors["pixel_values"], tensors["grid_thws"])
+    wanted = case["multimodal_greedy"]["generated"]
+    request = Request(
+        tuple(case["multimodal_input_ids"]), Sampling(len(wanted), temperature=0), images
+    )
+    resumed = Suspended.from_json(Suspended(request, tuple(wanted[:2])).to_json())
+    model = K3ForConditionalGeneration.from_pretrained(folder)
+    with SimpleEngine(model, prefill_chunk=9) as engine:
+        handle = engine.submit(request)
+        assert [event.token_id for event in handle] == wanted
+        assert [event.token_id for event in engine.resume(resumed)] == wanted[2:]
+    logits = load_file(folder / "multimodal_forward.safetensors")["logits"]
+    assert handle.num_prompt_tokens == logits.shape[1]
+
+
+def test_weights_of_another_checkpoint_give_its_tokens(golden) -> None:  # type: ignore[no-untyped-def]
+    config = K3Config.from_file(golden("text_tiny"))
+    models = [
+        K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    ]
+    requests = [Request((5, 9, 2), Sampling(max_tokens=10, temperature=0))]
+    with SimpleEngine(models[1]) as engine:
+        wanted = engine.generate(requests)
+    with SimpleEngine(models[0]) as engine:
+        before = engine.generate(requests)
+        engine.update_weights(models[1].state_dict(), version=4)
+        after = engine.generate(requests)
+    assert before[0].token_ids != wanted[0].token_ids
+    assert after[0].token_ids == wanted[0].token_ids
+    assert after[0].logprobs == wanted[0].logprobs
+    assert set(after[0].versions) == {4}
