@@ -111,7 +111,9 @@ class Api:
 
     def chat(self, **fields: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
-        return self.request("POST", "/v1/chat/completions", json=body)
+        headers = {"Content-Type": "application/json"}
+        content = json.dumps(body).encode()  # unlike httpx, it can say NaN
+        return self.request("POST", "/v1/chat/completions", content=content, headers=headers)
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.request("POST", "/v1/completions", json={"model": MODEL, **fields})

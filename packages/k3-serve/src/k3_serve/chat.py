@@ -22,7 +22,7 @@ from k3_serve.runs import Run
 from k3_serve.sampling import choices_of
 from k3_serve.schemas import ChatRequest
 from k3_serve.usage import usage_of
-from k3_serve.validate import check_chat
+from k3_serve.validate import check_chat, check_effort
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
@@ -75,7 +75,11 @@ def prepare(body: ChatRequest, tokenizer: K3Tokenizer, limits: Limits) -> Prepar
 def _thinking(body: ChatRequest) -> tuple[bool, str | None]:
     """Whether to think, and how hard: `thinking.effort` wins over `reasoning_effort`."""
     wanted = body.thinking
-    effort = (wanted and wanted.effort) or body.reasoning_effort or "max"
+    if wanted is not None and wanted.effort is not None:
+        effort, param = wanted.effort, "thinking.effort"
+    else:
+        effort, param = body.reasoning_effort or "max", "reasoning_effort"
+    check_effort(effort, param)
     is_thinking = effort != "none" and (wanted is None or wanted.type == "enabled")
     return is_thinking, effort if is_thinking else None
 

@@ -51,13 +51,13 @@ def _batch(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def _prompt(item: str | list[int], has_echo: bool, tokenizer: K3Tokenizer) -> Prompt:
-    if isinstance(item, str):
-        return Prompt(tuple(tokenizer.encode(item)), item if has_echo else None)
+    ids = tokenizer.encode(item) if isinstance(item, str) else item
     try:
-        text = tokenizer.decode(item)
+        # Of the ids, not the string: an echo must be valid Unicode even when the prompt is not.
+        text = tokenizer.decode(ids)
     except ValueError as error:
         raise bad_request(str(error), "prompt") from error
-    return Prompt(tuple(item), text if has_echo else None)
+    return Prompt(tuple(ids), text if has_echo else None)
 
 
 async def completion_chunks(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from k3_core.xtml.options import EFFORTS, RESPONSE_FORMATS, TOOL_CHOICES
+
 from k3_serve.errors import bad_request
 from k3_serve.limits import Limits
 from k3_serve.schemas import ChatRequest
 
-TOOL_CHOICES = ("auto", "none", "required")
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -76,9 +77,23 @@ def _check_tool_choice(choice: str | dict[str, Any] | None, has_tools: bool) -> 
         raise bad_request("tool_choice required needs at least one tool", "tool_choice")
 
 
+def check_effort(effort: str, param: str) -> None:
+    """Raises ApiError 400 unless the effort is one of the model's, or "none"."""
+    if effort not in (*EFFORTS, "none"):
+        raise bad_request(
+            f"{param} {effort[:80]!r} is not one of {', '.join(EFFORTS)}, none", param
+        )
+
+
 def _check_response_format(wanted: dict[str, Any]) -> None:
-    if wanted.get("type") != "json_schema":
-        return  # the renderer knows the other types
+    kind = wanted.get("type")
+    if kind not in RESPONSE_FORMATS:
+        raise bad_request(
+            f"response_format.type {str(kind)[:80]!r} is not one of {', '.join(RESPONSE_FORMATS)}",
+            "response_format.type",
+        )
+    if kind != "json_schema":
+        return
     schema = wanted.get("json_schema")
     if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
         raise bad_request(

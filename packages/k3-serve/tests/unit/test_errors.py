@@ -39,7 +39,7 @@ def tool(**fields):  # type: ignore[no-untyped-def]
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": TOOL, "tools": [TOOL]}, "tool_choice"),
-        ({"response_format": {"type": "yaml"}}, "messages"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
             "response_format.json_schema.name",
@@ -57,7 +57,11 @@ def tool(**fields):  # type: ignore[no-untyped-def]
             },
             "response_format.json_schema.strict",
         ),
-        ({"reasoning_effort": "medium"}, "messages"),
+        ({"reasoning_effort": "medium"}, "reasoning_effort"),
+        ({"thinking": {"effort": "huge"}}, "thinking.effort"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"logit_bias": {"1": float("nan")}}, "logit_bias"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"thinking": {"keep": "last"}}, "thinking.keep"),
         ({"temperature": -1}, "temperature"),
@@ -209,3 +213,13 @@ def test_models_and_health(api) -> None:  # type: ignore[no-untyped-def]
     assert listed["data"] == [api.request("GET", "/v1/models/scripted").json()]
     assert listed["data"][0]["max_model_len"] == 4096
     assert api.request("GET", "/health").json() == {"status": "ok"}
+
+
+def test_half_a_surrogate_pair_is_no_server_error(api, engine, script) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [script("<|end_of_msg|>")]
+    lone = "a\ud800b"
+    assert api.chat(messages=[{"role": "user", "content": lone}]).status_code == 200
+    assert api.chat(model=lone).status_code in (400, 404)
+    tools = [tool(name=lone)]
+    assert api.chat(tools=tools).status_code == 400
+    assert api.chat(messages=[{"role": lone, "content": "x"}]).status_code == 400
