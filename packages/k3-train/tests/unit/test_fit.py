@@ -11,7 +11,7 @@ import pytest
 import torch
 from k3_core.cli.app import run
 from k3_train.loop.checkpoint import load, newest
-from k3_train.loop.corpus import build_default, open_tokenizer
+from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
 from k3_train.loop.trainer import Trainer
 from safetensors.torch import load_file
 
@@ -86,6 +86,20 @@ def test_a_length_is_needed_and_only_one(tmp_path, arguments, options, capsys):
 def test_a_tokenizer_of_another_size_is_refused(tiny_data):
     with pytest.raises(ValueError, match="has 512 ids, the model 600"):
         open_tokenizer(tiny_data, 600)
+
+
+def test_a_folder_without_data_is_refused(tmp_path, tiny_settings):
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        open_tokenizer(tmp_path, 512)
+    with pytest.raises(ValueError, match="holds no token file"):
+        open_sampler(tiny_settings(), tmp_path)
+
+
+def test_weights_name_token_files(tiny_data, tiny_settings):
+    sampler = open_sampler(tiny_settings("data.weights.words=2.0"), tiny_data)
+    assert sum(sampler.batch(0).seqlens) == tiny_settings().data.tokens_per_batch
+    with pytest.raises(ValueError, match=r"\['chat'\] are not among .*\['words'\]"):
+        open_sampler(tiny_settings("data.weights.chat=1.0"), tiny_data)
 
 
 def test_the_default_corpus_is_built_once(tmp_path, monkeypatch):

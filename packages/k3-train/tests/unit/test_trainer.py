@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from k3_core.model import SequenceBatch
 from k3_train.data.sampler import Batch
 from k3_train.loop.checkpoint import CheckpointError, load, newest
 from k3_train.loop.log import NonFiniteLossError
@@ -121,6 +122,19 @@ def test_gradients_are_clipped_to_the_global_norm(tmp_path, make_trainer):
     assert norm > 0.01
     clipped = sum(float(grad.double().pow(2).sum()) for grad in grads.values()) ** 0.5
     assert clipped == pytest.approx(0.01, rel=1e-3)
+
+
+def test_evaluation_does_not_enter_the_balance(tmp_path, make_trainer):
+    trainer = make_trainer(tmp_path)
+    batch = trainer.sampler.batch(0)
+    packed = SequenceBatch.from_lengths(batch.seqlens)
+    model, balancer = trainer.state.model, trainer.state.balancer
+    model.eval()
+    model.forward_packed(batch.input_ids, packed)
+    assert not balancer.state_tensors()["counts"].any()
+    model.train()
+    model.forward_packed(batch.input_ids, packed)
+    assert int(balancer.state_tensors()["num_tokens"].sum()) == 24
 
 
 def test_a_bad_loss_is_an_error_that_names_its_step_and_saves_nothing(tmp_path, make_trainer):

@@ -15,6 +15,7 @@ from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
 from k3_train.data.token_file import MANIFEST, TokenFile, TokenFileWriter
 
+CONFIG_FILE = "tokenizer_config.json"
 NUM_SPECIAL = 256
 DEFAULT_FILES = 150
 """Files of the standard library in the corpus that a run without data makes, about 3 MB."""
@@ -41,6 +42,10 @@ def open_sampler(config: TrainConfig, folder: Path) -> PackedSampler:
 
 def open_tokenizer(folder: Path, vocab_size: int) -> K3Tokenizer:
     """The tokenizer of a data folder; ConfigError when the model has another vocabulary."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(
+            "data.path", f"{folder} holds no tokenizer", "Build it with `k3 train data build`."
+        )
     tokenizer = K3Tokenizer.from_pretrained(folder)
     if tokenizer.vocab_size != vocab_size:
         raise ConfigError(
