@@ -12,6 +12,10 @@ class PluginError(K3Error):
     """A plugin, a declaration or a plugin setting that breaks the contract."""
 
 
+class DuplicateName(PluginError):
+    """A plugin, an implementation or a command takes a name that is taken."""
+
+
 class PluginTableMismatch(PluginError):
     """A worker process sees other implementations than the process that started it."""
 

@@ -4,6 +4,7 @@ Source: design 3. Nothing in this package imports torch.
 """
 
 from k3_core.errors import (
+    DuplicateName,
     ImplLoadError,
     ImplUnavailable,
     K3Error,
@@ -28,6 +29,7 @@ from k3_core.plugins.types import (
 __all__ = [
     "API_VERSION",
     "KINDS",
+    "DuplicateName",
     "Impl",
     "ImplLoadError",
     "ImplUnavailable",

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 
 import pluggy
 
-from k3_core.errors import PluginError
+from k3_core.errors import DuplicateName, PluginError
 from k3_core.plugins.discover import Settings, Source, discover
 from k3_core.plugins.registry import Registry
 from k3_core.plugins.spec import PROJECT, K3Spec
@@ -22,10 +22,6 @@ from k3_core.plugins.types import API_VERSION, KINDS, Impl, PluginRecord, Plugin
 
 class _Incompatible(PluginError):
     """Written for another version of the contract."""
-
-
-class _Duplicate(PluginError):
-    """Takes a name that an earlier plugin has."""
 
 
 def load_plugins(environ: Mapping[str, str] = os.environ) -> Registry:
@@ -61,20 +57,14 @@ def _load_one(source: Source, record: PluginRecord, registry: Registry) -> None:
     start = time.perf_counter()
     try:
         if registry.manager.has_plugin(record.name):
-            raise _Duplicate(
+            raise DuplicateName(
                 f"the name {record.name!r} is taken by an earlier plugin; "
                 f"uninstall one of the two distributions"
             )
         module = source.load()
         record.imports_torch = isinstance(vars(module).get("torch"), ModuleType)
         record.hooks = _hook_names(module, registry.manager)
-        registry.manager.register(module, name=record.name)
-        try:
-            impls = _collect(module, record)
-            registry.add(impls, record.name)
-        except BaseException:
-            registry.manager.unregister(name=record.name)
-            raise
+        impls = _register(module, record.name, registry)
         record.num_impls = len(impls)
         _check_api(impls, record)
     except (Exception, SystemExit) as error:
@@ -89,18 +79,18 @@ def _load_one(source: Source, record: PluginRecord, registry: Registry) -> None:
 def _state_of(error: BaseException) -> PluginState:
     if isinstance(error, _Incompatible):
         return PluginState.INCOMPATIBLE
-    return PluginState.DUPLICATE if isinstance(error, _Duplicate) else PluginState.BROKEN
+    return PluginState.DUPLICATE if isinstance(error, DuplicateName) else PluginState.BROKEN
 
 
 def _hook_names(module: ModuleType, manager: pluggy.PluginManager) -> tuple[str, ...]:
     """The hooks that a module implements; unknown or undecorated `k3_` functions are errors."""
     names = []
     for name, value in vars(module).items():
-        if not (name.startswith("k3_") and isinstance(value, FunctionType)):
+        if not isinstance(value, FunctionType):
             continue
         options = manager.parse_hookimpl_opts(module, name)
         if options is None:
-            if value.__module__ == module.__name__:
+            if name.startswith("k3_") and value.__module__ == module.__name__:
                 raise PluginError(f"function {name!r} lacks the decorator k3_core.plugins.hookimpl")
             continue
         hook = options.get("specname") or name
@@ -115,14 +105,25 @@ def _hook_names(module: ModuleType, manager: pluggy.PluginManager) -> tuple[str,
     return tuple(sorted(names))
 
 
-def _collect(module: ModuleType, record: PluginRecord) -> list[Impl]:
+def _register(module: ModuleType, name: str, registry: Registry) -> list[Impl]:
+    """Make one plugin known and take its declarations; after an error nothing of it is left."""
+    try:
+        registry.manager.register(module, name=name)
+        impls = _collect(module, registry.manager)
+        registry.add(impls, name)
+    except BaseException:
+        registry.manager.unregister(module, name)
+        raise
+    return impls
+
+
+def _collect(module: ModuleType, manager: pluggy.PluginManager) -> list[Impl]:
     """Call the declaring hooks of one plugin and check what they return."""
     impls: list[Impl] = []
     for kind in KINDS:
         hook = f"k3_register_{kind}"
-        if hook not in record.hooks:
-            continue
-        for impl in getattr(module, hook)():
+        own = [i for i in getattr(manager.hook, hook).get_hookimpls() if i.plugin is module]
+        for impl in (declared for hook_impl in own for declared in hook_impl.function()):
             if not isinstance(impl, Impl):
                 raise PluginError(f"{hook} returned {impl!r}; it must return Impl objects")
             if impl.kind != kind:

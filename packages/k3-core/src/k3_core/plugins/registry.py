@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import pluggy
 
-from k3_core.errors import PluginError
+from k3_core.errors import DuplicateName
 from k3_core.plugins.types import API_VERSION, Impl, PluginRecord, PluginState
 
 
@@ -29,7 +29,7 @@ class Registry:
         for impl in impls:
             key = (impl.kind, impl.name)
             if key in self._impls or key in new:
-                raise PluginError(
+                raise DuplicateName(
                     f"{impl.kind} {impl.name!r} is already declared by "
                     f"{self._owners.get(key, owner)}; give the implementation another name"
                 )

@@ -56,6 +56,7 @@ def test_a_broken_plugin_is_recorded_and_the_others_load(
     assert error in broken.error + broken.traceback
     assert "Traceback" in broken.traceback
     assert record_of(registry, "b_fine").state == "ok"
+    assert not registry.manager.has_plugin("a_broken")
     assert [impl.name for impl in registry.impls(implements="probe")] == ["probe.fine"]
 
 
@@ -65,7 +66,7 @@ def test_a_name_declared_twice_drops_the_later_plugin_whole(
     install("a_owner", one_impl("probe.same"))
     install("b_thief", one_impl("probe.same") + one_impl("probe.same").replace("kernel", "cache"))
     registry = load_plugins({})
-    assert record_of(registry, "b_thief").state == "broken"
+    assert record_of(registry, "b_thief").state == "duplicate"
     assert "already declared by a_owner" in record_of(registry, "b_thief").error
     assert registry.owner(registry.impls("kernel", "probe")[0]) == "a_owner"
     assert registry.impls("cache", "probe") == []
@@ -167,6 +168,16 @@ def test_a_checkout_without_metadata_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert (record.state, record.version) == ("ok", "checkout")
     assert record.source.startswith("checkout ")
     assert record.num_impls > 20
+
+
+def test_a_hook_may_have_another_function_name(install: Write, one_impl: Source) -> None:
+    source = one_impl("probe.renamed").replace("k3_register_kernel", "kernels")
+    source = source.replace("@hookimpl", "@hookimpl(specname='k3_register_kernel')")
+    install("a_renamed", source)
+    registry = load_plugins({})
+    assert record_of(registry, "a_renamed").state == "ok"
+    assert record_of(registry, "a_renamed").hooks == ("k3_register_kernel",)
+    assert [impl.name for impl in registry.impls(implements="probe")] == ["probe.renamed"]
 
 
 def test_a_hook_that_raises_later_marks_its_plugin(install: Write) -> None:
