@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from k3_core.cli.app import run
+from k3_core.config.quantization import released_quantization
 from k3_train.loop.checkpoint import load, newest
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
 from k3_train.loop.trainer import Trainer
@@ -109,6 +110,22 @@ def test_the_default_corpus_is_built_once(tmp_path, monkeypatch):
     build_default(tmp_path, 512)
     assert (tmp_path / "stdlib/tokens.bin").stat().st_mtime_ns == stamp
     assert open_tokenizer(tmp_path, 512).decode([104, 105]) == "hi"
+
+
+def test_a_quantised_configuration_is_exported_packed_and_kept_whole(
+    tmp_path, tiny_config, arguments
+):
+    config = json.loads(tiny_config.read_text())
+    config["text_config"]["quantization_config"] = released_quantization()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    fit(tmp_path / "run", "--steps=1", *arguments, f"--set=model.config='{path}'")
+    tensors = tensors_of(tmp_path / "run")
+    packed = [name for name in tensors if name.endswith(".w1.weight_packed")]
+    whole = [n for n in tensors if n.startswith("model.") and n.endswith(".experts.w1")]
+    assert {tensors[name].dtype for name in packed} == {torch.uint8}
+    assert {tensors[name].dtype for name in whole} == {torch.float32}
+    assert len(packed) == 4 * len(whole)
 
 
 @pytest.mark.multiproc

@@ -63,9 +63,15 @@ class Session:
         return stopped
 
     def export(self) -> None:
-        """Write the model with its tokenizer to `model/`, in the released layout."""
-        self.trainer.state.model.eval()
-        self.trainer.state.model.save_pretrained(self.folder / "model", tokenizer=self.tokenizer)
+        """Write the model with its tokenizer to `model/`, in the released layout.
+
+        Experts are packed in place when the configuration says that they are quantised, so this
+        ends the session; the checkpoints keep their float32 weights.
+        """
+        model = self.trainer.state.model.eval()
+        if model.config.text.quantization_config:
+            model.pack_experts()
+        model.save_pretrained(self.folder / "model", tokenizer=self.tokenizer)
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
