@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from k3_core.errors import K3Error
-from k3_train.data.cli import data_app, tokenizer_app
+from k3_train.data.cli import data_app, tokenizer
 
 app = typer.Typer(
     add_completion=False,
@@ -16,7 +16,7 @@ app = typer.Typer(
     help="Train a model, build its data.",
 )
 app.add_typer(data_app, name="data", help="Build token files, count them.")
-app.add_typer(tokenizer_app, name="tokenizer", help="Train a tokenizer.")
+app.command()(tokenizer)
 
 Minutes = Annotated[
     float | None,

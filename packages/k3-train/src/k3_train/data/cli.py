@@ -10,14 +10,12 @@ from k3_core.errors import K3Error
 
 NUM_BASE_TOKENS = 3840
 
-tokenizer_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 data_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 BaseTokens = Annotated[int, typer.Option(help="Tokens below the 256 special slots.")]
 Seed = Annotated[int, typer.Option(help="Seed of the generated conversations.")]
 
 
-@tokenizer_app.command()
 def tokenizer(
     out: Annotated[Path, typer.Option(help="Rank file to write (tiktoken format).")],
     num_base_tokens: BaseTokens = NUM_BASE_TOKENS,
