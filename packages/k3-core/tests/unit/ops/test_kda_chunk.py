@@ -96,7 +96,7 @@ def test_no_state_is_kept_without_gradients():
 def test_a_second_derivative_is_refused():
     args = [x.requires_grad_() for x in inputs()]
     o, _ = run(cpu.kda_chunk, args)
-    with pytest.raises(RuntimeError, match="choose the implementation kda_chunk.reference"):
+    with pytest.raises(RuntimeError, match="choose the implementation"):
         torch.autograd.grad(o.sum(), args[:1], create_graph=True)
 
 

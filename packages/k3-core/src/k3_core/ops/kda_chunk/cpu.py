@@ -22,6 +22,7 @@ from k3_core.ops.kda_chunk.gram import (
     gram_operands,
     grams,
     grams_backward,
+    running_sum,
     tile_width,
 )
 from k3_core.ops.kda_chunk.inputs import L2_EPS, check_inputs, check_state
@@ -257,15 +258,18 @@ def _operand_gradients(
 
     d_log_BCK = (d_k_row - d_k_col).mul_(k_BCK).addcmul_(q_BCK, d_q_BCK)
     d_log_BCK[:, -1] += d_total_BK
-    d_g_BCK = d_log_BCK.flip(1).cumsum(1).flip(1)
-    d_g_BCK[:, 1:] += (k_BCK * d_k_write).cumsum(1)[:, :-1]
+    d_g_BCK = running_sum(d_log_BCK, reverse=True)
+    d_g_BCK[:, 1:] += running_sum(k_BCK * d_k_write)[:, :-1]
     d_q_BCK.addcmul_(k_BCK, d_self_BC1)
     d_k_BCK = d_k_row.add_(d_k_col).add_(d_k_write).addcmul_(q_BCK, d_self_BC1)
     return d_q_BCK, d_k_BCK, d_g_BCK
 
 
 def _unit_lower_inverse(strict_BCC: Tensor) -> Tensor:
-    """(I + L)^-1 by forward substitution, which stays exact where powers of L blow up."""
+    """(I + L)^-1 by forward substitution, which stays exact where powers of L blow up.
+
+    Only the entries below the diagonal are read.
+    """
     eye = torch.eye(strict_BCC.shape[-1], dtype=strict_BCC.dtype, device=strict_BCC.device)
     return torch.linalg.solve_triangular(
         strict_BCC, eye.expand(strict_BCC.shape), upper=False, unitriangular=True

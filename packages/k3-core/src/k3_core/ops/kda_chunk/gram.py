@@ -14,6 +14,7 @@ X pairs of neighbouring blocks. Axis 2 marks the pair (q rows, k rows).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,24 @@ def decay_exp(log: Tensor, dtype: torch.dtype) -> Tensor:
     return flush(log.to(dtype).clamp_min(-80.0).exp_())
 
 
+def running_sum(x_BCK: Tensor, reverse: bool = False) -> Tensor:
+    """Cumulative sum over the chunk, in place; from the end backwards with `reverse`.
+
+    Groups of 8 rows and then their ends: a few adds of whole slices, where `torch.cumsum` walks
+    one column at a time on the CPU.
+    """
+    groups_BX8K = x_BCK.unflatten(1, (-1, 8))
+    rows, groups = groups_BX8K.unbind(2), groups_BX8K.unbind(1)
+    if reverse:
+        rows, groups = rows[::-1], groups[::-1]
+    for previous, row in pairwise(rows):
+        row.add_(previous)
+    end = 0 if reverse else -1
+    for previous, group in pairwise(groups):
+        group.add_(previous[:, end].unsqueeze(1))
+    return x_BCK
+
+
 class Decay(NamedTuple):
     """Decay inside chunks. Logs are natural and float64: their differences are what counts."""
 
@@ -57,7 +76,7 @@ class Decay(NamedTuple):
 def chunk_decay(g_BCK: Tensor, tile: int) -> Decay:
     """Decay factors from the log decay of each token."""
     shape, dtype = g_BCK.shape, g_BCK.dtype
-    log_BCK = g_BCK.cumsum(1, dtype=torch.float64)
+    log_BCK = running_sum(g_BCK.double())
     log_BJIK = log_BCK.view(shape[0], shape[1] // tile, tile, shape[2])
     middle = (tile - 1) // 2
     anchor_BJ1K = log_BJIK[:, :, middle : middle + 1].clone()
@@ -94,7 +113,7 @@ def gram_operands(q_BCK: Tensor, k_BCK: Tensor, decay: Decay) -> GramOperands:
 
 
 def grams(operands: GramOperands, decay: Decay) -> Tensor:
-    """(P, A) as `[B, 2, C, C]`: P zero above its diagonal, A also on it."""
+    """(P, A) as `[B, 2, C, C]`, zero above the diagonal. A's own diagonal means nothing."""
     rows_BJ2IK, cols_BJIK = operands
     B, J, _, I, K = rows_BJ2IK.shape  # noqa: E741
     gram_B2CC = rows_BJ2IK.new_zeros(B, 2, J * I, J * I)
@@ -105,15 +124,13 @@ def grams(operands: GramOperands, decay: Decay) -> Tensor:
         blocks = torch.bmm(rows.flatten(0, 1).flatten(1, 3), cols.flatten(0, 1).flatten(1, 2).mT)
         target = _blocks_of(gram_B2CC, num_tiles, I)
         target.copy_(blocks.view(target.shape))
-    ones_CC = torch.ones(J * I, J * I, dtype=torch.bool, device=gram_B2CC.device)
-    # A select and not a product: what is masked may be infinite.
-    return gram_B2CC.masked_fill_(torch.stack([ones_CC.triu(1), ones_CC.triu()]), 0)
+    return gram_B2CC.tril_()  # a select and not a product: what is masked may be infinite
 
 
 def grams_backward(
     d_gram_B2CC: Tensor, operands: GramOperands, decay: Decay
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `operands` from the gradient of `grams`, zero where those are.
+    """Gradients of `operands` from the gradient of `grams`, zero above the diagonal.
 
     The anchors get none: a shift of an anchor changes no product.
     """

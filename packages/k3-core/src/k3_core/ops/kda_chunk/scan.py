@@ -38,10 +38,11 @@ def scan_forward(
     saved_chunks = saved_BVK.split(steps) if saved_BVK is not None else None
     for step, (q, w, values, writes, total, o) in enumerate(chunks):
         state = state_RVK[: steps[step]]
+        state_KV = state.mT
         if saved_chunks is not None:
             saved_chunks[step].copy_(state)
-        torch.bmm(q, state.mT, out=o)
-        values.baddbmm_(w, state.mT, alpha=-1)
+        torch.bmm(q, state_KV, out=o)
+        values.baddbmm_(w, state_KV, alpha=-1)
         state.mul_(total).baddbmm_(values.mT, writes)
     return o_BCV
 
