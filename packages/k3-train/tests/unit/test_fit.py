@@ -68,7 +68,7 @@ def test_minutes_fix_the_number_of_steps_and_write_it(tmp_path, arguments, monke
 def test_minutes_that_fit_no_step_are_refused(tmp_path, arguments, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "measure_step_seconds", lambda self, *_, **__: 10.0)
     out = tmp_path / "run"
-    assert run(["train", "fit", f"--out={out}", "--minutes=0.15", *arguments]) == 2
+    assert run(["train", "fit", f"--out={out}", "--minutes=0.2", *arguments]) == 2
     assert "no time for a step" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from k3_train.loop.trainer import Trainer
 CONFIG_FILE = "config.resolved.toml"
 RESERVED_SHARE = 0.1
 """Part of a run in minutes kept for checkpoints, the export and a pace that changes."""
-RESERVED_SECONDS = 1.0
+RESERVED_SECONDS = 2.5
 MEASURED_SHARE = 0.03
 """Part of a run in minutes spent on measuring the pace, after the warm-up."""
 
