@@ -38,30 +38,33 @@ def kda_step(
     check_state("kda_step", "state", state_SHVK, shape, q_BWHK)
     rows = _live_rows(slots_B, num_rows, state_SHVK.shape[0])
     commits = _commit_counts(num_commit_B, num_rows, num_tokens)
-    o_BWHV = torch.zeros_like(v_BWHV)
     if not rows or num_tokens == 0:
-        return o_BWHV
+        return torch.zeros_like(v_BWHV)
 
+    is_full = len(rows) == num_rows
     rows_R = torch.tensor(rows, device=q_BWHK.device)
-    slots_R = slots_B[rows_R].long()
+    slots_R = (slots_B if is_full else slots_B[rows_R]).long()
     dtype = math_dtype(q_BWHK)
     with torch.autocast(q_BWHK.device.type, enabled=False):
-        q, k, v, gate, beta = (x[rows_R].to(dtype) for x in args[:5])
+        q, k, v, gate, beta = ((x if is_full else x[rows_R]).to(dtype) for x in args[:5])
         q = l2_normalize(q) * (num_k**-0.5 if scale is None else scale)
         k = l2_normalize(k)
         g = log_decay(gate, A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound)
         beta = torch.sigmoid(beta)
-        state_RHVK = committed_RHVK = state_SHVK[slots_R]
-        limits_R = torch.tensor([commits[r] for r in rows], device=q.device)
+        limits_R = torch.tensor([commits[r] for r in rows], device=q.device).view(-1, 1, 1, 1)
+        state_RHVK = committed_RHVK = state_SHVK.index_select(0, slots_R)
+        outputs = []
         for w in range(num_tokens):
             state_RHVK, o_RHV = delta_step(
                 state_RHVK, q[:, w], k[:, w], v[:, w], g[:, w], beta[:, w]
             )
-            o_BWHV[rows_R, w] = o_RHV.to(o_BWHV.dtype)
-            is_kept_R = (limits_R > w).view(-1, 1, 1, 1)
-            committed_RHVK = torch.where(is_kept_R, state_RHVK, committed_RHVK)
-    state_SHVK[slots_R] = committed_RHVK
-    return o_BWHV
+            outputs.append(o_RHV)
+            committed_RHVK = torch.where(limits_R > w, state_RHVK, committed_RHVK)
+    state_SHVK.index_copy_(0, slots_R, committed_RHVK)
+    o_RWHV = torch.stack(outputs, dim=1).to(v_BWHV.dtype)
+    if is_full:
+        return o_RWHV
+    return torch.zeros_like(v_BWHV).index_copy_(0, rows_R, o_RWHV)
 
 
 def _live_rows(slots_B: Tensor, num_rows: int, num_slots: int) -> list[int]:
