@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from k3_train.config import load_train_config
 from k3_train.loop.build import build_trainer
 from k3_train.loop.corpus import open_sampler

@@ -1,6 +1,7 @@
 """The plugin's implementations through the public battery of k3-core."""
 
 import pytest
+
 from k3_core.testing import check_impl
 
 

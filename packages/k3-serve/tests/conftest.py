@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 import uvicorn
+
 from k3_core import K3Tokenizer
 from k3_core.engine import Event, EventStream, Request, TokenLogprob, fold_events
 from k3_core.engine.stops import StopWatch

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
 from k3_core.config import K3Config
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import TrainConfig, load_train_config

@@ -1,6 +1,7 @@
 """Every registered implementation, a third party's included, through the public battery."""
 
 import pytest
+
 from k3_core.testing import Check, conformance_params
 
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.engine import Images, Request, Sampling, SimpleEngine, Suspended
-from safetensors.torch import load_file
 
 
 @pytest.fixture(scope="module")

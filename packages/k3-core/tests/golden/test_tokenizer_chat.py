@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.tokenizer.slots import NAMED_SLOTS, PATTERN_PARTS
 from k3_core.xtml import chat_segments

@@ -4,6 +4,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.config import K3Config, apply_overrides
 
 KEYS = st.text("abcdefghij_", min_size=1, max_size=8).map(lambda name: f"x_{name}")

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.ops.mx_quantize.reference import mx_quantize
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False, width=32)

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.tokenizer import K3Tokenizer, Utf8Stream
 
 SAMPLES = (

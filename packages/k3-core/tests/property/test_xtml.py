@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.xtml import (
     MessageEnd,

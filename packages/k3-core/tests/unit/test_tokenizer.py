@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.tokenizer.text import cut_long
 

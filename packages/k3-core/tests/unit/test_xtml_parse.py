@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.xtml import (
     ContentDelta,

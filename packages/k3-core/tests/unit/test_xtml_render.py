@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.xtml import ConversationError, chat_segments, render_training
 

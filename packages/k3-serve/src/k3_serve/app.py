@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from k3_core.engine import Engine
 
+from k3_core.engine import Engine
 from k3_serve import chat, completions
 from k3_serve.__about__ import __version__
 from k3_serve.errors import ApiError, install

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Request
 from k3_core.engine.wire import add_delta
-
 from k3_serve.choice import ChatChoice
 from k3_serve.errors import ApiError, bad_request
 from k3_serve.limits import Limits

@@ -15,7 +15,6 @@ from k3_core.xtml import (
     ToolCallStart,
     XtmlParser,
 )
-
 from k3_serve.usage import logprob_entry
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import sys
 from typing import Annotated
 
 import typer
+
 from k3_core.errors import K3Error
 
 Model = Annotated[str, typer.Argument(help="A model folder, or a bundled model's name.")]
@@ -31,8 +32,8 @@ def serve(
     listener = bind(host, port)
     import torch
     import uvicorn
-    from k3_core.engine.load import load_engine
 
+    from k3_core.engine.load import load_engine
     from k3_serve.app import create_app
 
     if threads:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Request
-
 from k3_serve.errors import bad_request
 from k3_serve.limits import Limits
 from k3_serve.runs import Run

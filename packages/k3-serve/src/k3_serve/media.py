@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from k3_core.engine import Images
-
 from k3_serve.errors import bad_request
 from k3_serve.limits import Limits
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import Request as HttpRequest
-from k3_core.engine import Engine, Event, Handle, Request
 
+from k3_core.engine import Engine, Event, Handle, Request
 from k3_serve.errors import ApiError, bad_request
 
 

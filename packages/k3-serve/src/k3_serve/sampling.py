@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from k3_core.engine import Sampling
-
 from k3_serve.errors import bad_request
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
-
     from k3_serve.schemas import SamplingFields
 
 SEED_RANGE = 2**63

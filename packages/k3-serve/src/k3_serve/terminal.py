@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
+
 from k3_core.cli.transcript import show_delta
 from k3_core.engine import Engine
 from k3_core.engine.wire import add_delta
 from k3_core.errors import K3Error
-from rich.console import Console
-from rich.markup import escape
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from k3_core.xtml.options import EFFORTS, RESPONSE_FORMATS, TOOL_CHOICES
-
 from k3_serve.errors import bad_request
 from k3_serve.limits import Limits
 from k3_serve.schemas import ChatRequest

@@ -9,13 +9,14 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
+
 from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.cli.chat_client import ChatClient
 from k3_core.engine import Request, Sampling, SimpleEngine
 from k3_core.engine.load import load_engine
 from k3_core.errors import K3Error
 from k3_serve.app import create_app
-from PIL import Image
 
 CHAT = [{"role": "user", "content": "hi"}]
 

@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+
 from k3_core.cli.chat_client import ChatClient
 from k3_core.errors import K3Error
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from k3_core.errors import K3Error
 
+from k3_core.errors import K3Error
 from k3_train.data.cli import data_app, tokenizer
 
 app = typer.Typer(

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import Parameter
+
 from k3_core.ops.newton_schulz.reference import newton_schulz
 from k3_train.optim.per_head_muon import PerHeadMuon
 from k3_train.optim.roles import Role
-from torch.nn import Parameter
 
 LR, MOMENTUM, DECAY = 0.1, 0.95, 0.1
 

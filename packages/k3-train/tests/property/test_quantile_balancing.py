@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.reference import route_topk
 from k3_train.balance.none import NoBalancer

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
+
 from k3_train.config import OptimConfig
 from k3_train.optim.adamw import RoleAdamW
 from k3_train.optim.roles import Role
-from torch.nn import Parameter
 
 OPTIM = OptimConfig(adamw_lr=0.01, embedding_lr=0.03, weight_decay=0.1)
 CASES = {

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from k3_train.loop import checkpoint
 
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from k3_train.optim.cosine import CosineSchedule
 
 

@@ -9,12 +9,13 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from k3_core.cli.app import run
 from k3_core.config.quantization import released_quantization
 from k3_train.loop.checkpoint import load, newest
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
 from k3_train.loop.trainer import Trainer
-from safetensors.torch import load_file
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ import os
 import signal
 
 import pytest
+from rich.console import Console
+
 from k3_train.loop.log import LogRow
 from k3_train.loop.progress import LiveReporter, PlainReporter, make_reporter
 from k3_train.loop.stop import StopRequest
-from rich.console import Console
 
 ROW = LogRow(
     step=3,

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from k3_core.config import K3Config, tensor_manifest
 from k3_train.optim.roles import assign_roles
 

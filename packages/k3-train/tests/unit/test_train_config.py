@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from k3_core.config import ConfigError, read_toml
 from k3_train.config import TrainConfig, load_dataclass, load_train_config, write_toml
 

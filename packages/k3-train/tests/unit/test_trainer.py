@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+
 from k3_core.model import SequenceBatch
 from k3_train.data.sampler import Batch
 from k3_train.loop.checkpoint import CheckpointError, load, newest

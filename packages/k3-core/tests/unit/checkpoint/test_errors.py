@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import torch
+
 from k3_core import K3ForConditionalGeneration as Model
 from k3_core.checkpoint import CheckpointError
 from k3_core.config import ConfigError

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from k3_core import K3Config
 from k3_core import K3ForConditionalGeneration as Model
 from k3_core.config import tensor_manifest

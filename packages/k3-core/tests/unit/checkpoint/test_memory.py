@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+
 from k3_core.config import K3Config, tensor_manifest
 
 LIMIT_BYTES = 300 * 10**6

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
-from k3_core import K3ForConditionalGeneration as Model
-from k3_core.checkpoint.writer import Staging
 from safetensors import safe_open
 from safetensors.torch import load_file
+
+from k3_core import K3ForConditionalGeneration as Model
+from k3_core.checkpoint.writer import Staging
 
 NAMES = ["text_tiny", "mm_tiny", "mxfp4_tiny"]
 

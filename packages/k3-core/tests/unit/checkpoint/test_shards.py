@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from k3_core import K3ForConditionalGeneration as Model
 from k3_core.checkpoint import CheckpointError, CheckpointFolder
 from k3_core.checkpoint.save import parse_size
-from safetensors.torch import load_file
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from k3_core.cli.app import run
 from k3_core.cli.lazy import CommandRegistry
 from k3_core.errors import K3Error

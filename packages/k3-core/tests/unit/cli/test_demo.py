@@ -5,11 +5,12 @@ import json
 from collections import Counter
 
 import pytest
+from rich.console import Console
+
 from k3_core.cli import demo
 from k3_core.cli.lazy import CommandRegistry
 from k3_core.errors import K3Error
 from k3_core.tasks import EFFORTS, FAMILIES
-from rich.console import Console
 
 
 class ScriptedClient:

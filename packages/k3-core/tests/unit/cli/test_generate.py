@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from k3_core import K3Config, K3ForConditionalGeneration, K3Tokenizer
 from k3_core.cli.app import run
 from k3_core.engine import Request, Sampling, SimpleEngine

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from k3_core.cli.app import run
 
 

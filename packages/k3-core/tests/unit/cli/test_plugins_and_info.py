@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from k3_core.cli.app import run
 from k3_core.plugins import list_impls, reload_plugins, table_hash
 

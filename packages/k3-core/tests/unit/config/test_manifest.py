@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from k3_core.config import K3Config, count_parameters, tensor_manifest
 from safetensors import safe_open
+
+from k3_core.config import K3Config, count_parameters, tensor_manifest
 
 NUMBERS = (("layers", "layer"), ("experts", "expert"), ("blocks", "block"))
 

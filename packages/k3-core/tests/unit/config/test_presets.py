@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from k3_core.config import K3Config, count_parameters, tensor_manifest
 from k3_core.errors import K3Error
 

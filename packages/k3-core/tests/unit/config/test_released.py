@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from k3_core.config import ConfigError, K3Config
 
 FILES = [

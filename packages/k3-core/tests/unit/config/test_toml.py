@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
+
 from k3_core.config import ConfigError, apply_overrides, load_config, load_dataclass
 
 

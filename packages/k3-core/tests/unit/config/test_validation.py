@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from k3_core.config import ConfigError, K3Config
 
 TEXT_ERRORS = [

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from k3_core.engine import Sampling
 from k3_core.engine.sampling import choose, raw_logprobs, sample_rows, token_logprob, uniform
 

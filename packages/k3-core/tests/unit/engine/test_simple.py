@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from k3_core.engine import Completion, Images, Request, Sampling, SimpleEngine, Suspended
 from k3_core.engine.sampling import choose
 

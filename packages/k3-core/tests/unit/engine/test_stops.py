@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from k3_core.engine import Sampling, StopMatcher
 from k3_core.engine.stops import StopWatch
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import k3_core
 import pytest
 import torch
+
+import k3_core
 from k3_core.config import K3Config
 from k3_core.evaluate.greedy import generate_greedy
 from k3_core.evaluate.nano import evaluate_nano

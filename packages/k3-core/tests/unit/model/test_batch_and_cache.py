@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from k3_core.cache.base import KDASpec, MLASpec
 from k3_core.cache.contiguous import ContiguousCache
 from k3_core.config import K3Config

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from k3_core.config import K3Config
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.model.init import init_law

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from k3_core.config import K3Config
 from k3_core.model import K3ForConditionalGeneration, SequenceBatch
 

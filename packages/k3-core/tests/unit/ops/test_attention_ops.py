@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from k3_core.ops.attn_res.reference import attn_res
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm
 from k3_core.ops.mla_decode.reference import mla_decode

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from k3_core.ops.route_topk.reference import route_topk
 
 DEFAULTS = {"top_k": 2, "renormalize": True, "scaling_factor": 1.0}

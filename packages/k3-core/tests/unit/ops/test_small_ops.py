@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from k3_core.ops.linear_cross_entropy.reference import linear_cross_entropy
 from k3_core.ops.moe_experts import cpu, reference
 from k3_core.ops.newton_schulz.reference import newton_schulz
 from k3_core.quant import MXTensor
-from torch.nn import functional as F
 
 
 def rand(*shape, seed=0):

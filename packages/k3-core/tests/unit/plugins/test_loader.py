@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from k3_core.plugins import PluginError, PluginRecord, Registry, load_plugins
 
 Write = Callable[..., Path]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from k3_core.plugins import PluginTableMismatch, ensure_plugins, list_impls, table_hash
 
 WORKER = """

@@ -5,6 +5,7 @@ from typing import Any
 
 import pluggy
 import pytest
+
 from k3_core.plugins import (
     Impl,
     ImplLoadError,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from k3_core.ops.mx_quantize.reference import mx_quantize
 from k3_core.quant import E2M1_VALUES, MXTensor, bad_scale
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from k3_core.errors import K3Error
 from k3_core.tasks import EFFORTS, FAMILIES, SPLITS, Question, check, draw, is_test
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from k3_core.ops.kda_step.reference import kda_step
 from k3_core.ops.situ_glu.reference import situ_glu
 from k3_core.testing import check_impl, checks_of, op_cases, relative_error
 from k3_core.testing.battery import resolve_by_name
 from k3_core.testing.compare import compare_op
 from k3_core.testing.layers import compare_attention
-from torch import Tensor
 
 
 class _WrongGradient(torch.autograd.Function):

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from k3_core.ops.route_topk import Routes
     from torch import Tensor
+
+    from k3_core.ops.route_topk import Routes
 
 
 class Balancer(Protocol):

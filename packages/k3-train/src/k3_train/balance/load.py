@@ -6,8 +6,9 @@ L routers, E experts, k routes a token. Reading them is the only place that wait
 from dataclasses import dataclass
 
 import torch
-from k3_core.ops.route_topk import Routes
 from torch import Tensor
+
+from k3_core.ops.route_topk import Routes
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from k3_core.ops.route_topk import Routes
 from torch import Tensor
+
+from k3_core.ops.route_topk import Routes
 
 
 class NoBalancer:

@@ -9,8 +9,9 @@ It keeps the r of a whole step in memory; the histogram estimator does not.
 from collections.abc import Mapping, Sequence
 
 import torch
-from k3_core.ops.route_topk import Routes
 from torch import Tensor
+
+from k3_core.ops.route_topk import Routes
 
 
 class ExactQuantileBalancer:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from k3_core.ops.route_topk import Routes
 from torch import Tensor
 
+from k3_core.ops.route_topk import Routes
 from k3_train.balance.quantile_exact import check_top_k, required_biases
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from k3_core.errors import K3Error
 
 NUM_BASE_TOKENS = 3840
@@ -46,7 +47,6 @@ def build(
 ) -> None:
     """Write OUT/stdlib, OUT/chat and the tokenizer's files; existing ones are replaced."""
     from k3_core.tokenizer import K3Tokenizer
-
     from k3_train.data.corpus import build_chat, build_stdlib
 
     encoder = K3Tokenizer.from_ranks(tokenizer, num_base_tokens)

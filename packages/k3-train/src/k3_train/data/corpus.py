@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from k3_core.evaluate import stdlib
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.xtml import render_training
-
 from k3_train.data.conversations import Conversation, draw_conversation
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 

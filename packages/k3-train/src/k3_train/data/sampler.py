@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from k3_core.errors import K3Error
 
+from k3_core.errors import K3Error
 from k3_train.data.token_file import TokenFile
 
 IGNORE_INDEX = -100

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
 from k3_core.errors import K3Error
 
 FORMAT = "k3-tokens/1"

@@ -17,7 +17,6 @@ from k3_core.tokenizer.hf_json import byte_letters
 from k3_core.tokenizer.ranks import write_ranks
 from k3_core.tokenizer.slots import PATTERN_PARTS
 from k3_core.xtml.render import chat_segments
-
 from k3_train.data.conversations import draw_conversation
 
 if TYPE_CHECKING:

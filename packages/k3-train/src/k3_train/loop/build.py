@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
 from k3_core.config import ConfigError, K3Config
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
-from torch import nn
-
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import DEFAULT_HORIZON, ModelSection, TrainConfig

@@ -10,9 +10,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from k3_core.errors import K3Error
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from k3_core.errors import K3Error
 
 _PREFIX = "step-"
 _UNFINISHED = ".unfinished-"

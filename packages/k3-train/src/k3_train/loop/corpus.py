@@ -10,7 +10,6 @@ from pathlib import Path
 
 from k3_core.config import ConfigError
 from k3_core.tokenizer import K3Tokenizer
-
 from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
 from k3_train.data.token_file import MANIFEST, TokenFile, TokenFileWriter

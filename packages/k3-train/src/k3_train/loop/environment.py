@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from k3_core.plugins import Resolution
 
 _DISTRIBUTIONS = ("k3-core", "k3-train", "torch", "numpy", "safetensors", "triton")

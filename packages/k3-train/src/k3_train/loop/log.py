@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from k3_core.errors import K3Error
 from torch import Tensor
+
+from k3_core.errors import K3Error
 
 
 class NonFiniteLossError(K3Error):

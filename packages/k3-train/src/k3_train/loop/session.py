@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from k3_core.config import ConfigError, K3Config
-
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from k3_core.model import K3ForConditionalGeneration
 from torch import Tensor
 
+from k3_core.model import K3ForConditionalGeneration
 from k3_train.balance.base import Balancer
 from k3_train.loop.checkpoint import CheckpointError
 from k3_train.optim.base import Optimizer

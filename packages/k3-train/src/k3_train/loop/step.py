@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
-from k3_core.model.batch import SequenceBatch
 from torch import Tensor, nn
 
+from k3_core.model.batch import SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch
 from k3_train.loop.state import TrainState
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from k3_core.config import TextConfig
     from torch import Tensor
     from torch.nn import Parameter
 
+    from k3_core.config import TextConfig
     from k3_train.config import OptimConfig
 
 

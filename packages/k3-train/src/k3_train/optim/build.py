@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from k3_core.config import TextConfig
 from torch import Tensor
 from torch.nn import Parameter
 
+from k3_core.config import TextConfig
 from k3_train.config import OptimConfig
 from k3_train.optim.adamw import RoleAdamW
 from k3_train.optim.base import JointOptimizer

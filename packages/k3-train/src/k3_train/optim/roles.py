@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from k3_core.config import TextConfig
 from torch import Tensor
+
+from k3_core.config import TextConfig
 
 Rule = Literal["muon", "adamw", "frozen"]
 

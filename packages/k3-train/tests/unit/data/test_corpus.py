@@ -4,8 +4,9 @@ import json
 import random
 from pathlib import Path
 
-import k3_core
 import pytest
+
+import k3_core
 from k3_core.evaluate import stdlib
 from k3_core.tasks import EFFORTS, FAMILIES, draw
 from k3_core.tokenizer import K3Tokenizer

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from k3_core.errors import K3Error
 from k3_train.data.sampler import IGNORE_INDEX, Batch, PackedSampler
 from k3_train.data.token_file import TokenFile, TokenFileWriter

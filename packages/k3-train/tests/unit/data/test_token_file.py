@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from k3_core.errors import K3Error
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 

@@ -7,15 +7,16 @@ import random
 import re
 from pathlib import Path
 
-import k3_core
 import pytest
 import tiktoken
+from tokenizers import Tokenizer, models
+
+import k3_core
 from k3_core.errors import K3Error
 from k3_core.tasks import EFFORTS, FAMILIES, draw
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.tokenizer.slots import PATTERN
 from k3_train.data.tokenizer_trainer import _chat, _untrained, train_ranks
-from tokenizers import Tokenizer, models
 
 NUM_BASE = 700
 TEXT = ["x = 1234567 + 89\n", "for i in range(100):\n    n += i\n", "\u00e9t\u00e9 \u4f60\u597d 12"]
