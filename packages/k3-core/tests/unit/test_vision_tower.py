@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from k3_core.config import VisionConfig
+from k3_core.model.init import init_parameters
 from k3_core.vision import (
     Grid,
     Projector,
     VisionInputError,
     VisionTower,
     encode_images,
-    init_vision_weights,
 )
 from k3_core.vision.position import GridPosition, frame_sinusoid, rotary_angles, rotate
 from k3_core.vision.tower import merge_patches
@@ -30,7 +30,7 @@ def build(dtype: torch.dtype = torch.float64) -> tuple[VisionTower, Projector]:
     generator = torch.Generator().manual_seed(0)
     modules = VisionTower(CONFIG, dtype=dtype), Projector(CONFIG, dtype=dtype)
     for module in modules:
-        init_vision_weights(module, std=0.3, generator=generator)
+        init_parameters(module, 0.3, generator)
     return modules
 
 
@@ -140,7 +140,7 @@ def test_initialisation_fills_every_parameter() -> None:
     for module in build(torch.float32):
         for parameter in module.parameters():
             torch.nn.init.constant_(parameter, math.nan)
-        init_vision_weights(module, generator=torch.Generator().manual_seed(2))
+        init_parameters(module, 0.02, torch.Generator().manual_seed(2))
         for name, parameter in module.named_parameters():
             values = parameter.detach().flatten()
             if "norm" in name:

@@ -12,10 +12,3 @@ def math_dtype(x: Tensor) -> torch.dtype:
 def rms_scale(x: Tensor, eps: float) -> Tensor:
     """rsqrt(mean(x^2) + eps) over the last axis of an `x` already in the math dtype."""
     return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def host_lengths(cu_seqlens_N1: Tensor, seqlens: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The sequence lengths as Python ints; reads `cu_seqlens` (a sync on CUDA) when not given."""
-    if seqlens is not None:
-        return seqlens
-    return tuple(cu_seqlens_N1.diff().tolist())

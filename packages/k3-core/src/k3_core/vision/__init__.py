@@ -1,7 +1,6 @@
 """Vision: MoonViT-V2, its projector, and image features merged into text (architecture 5)."""
 
 from k3_core.vision.grid import Grid, VisionInputError
-from k3_core.vision.init import init_vision_weights
 from k3_core.vision.merge import (
     Expansion,
     MergedBatch,
@@ -25,7 +24,6 @@ __all__ = [
     "expand_ids",
     "expand_labels",
     "expand_placeholders",
-    "init_vision_weights",
     "merge_batch",
     "split_items",
 ]

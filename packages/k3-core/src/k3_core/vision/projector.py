@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from k3_core.config import VisionConfig
-from k3_core.vision.tower import Collected, Linear, VisionTower, note
+from k3_core.modules import Linear
+from k3_core.vision.tower import Collected, VisionTower, note
 
 
 class Projector(nn.Module):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from k3_core.config import VisionConfig
+from k3_core.modules import Linear
 from k3_core.vision.grid import Grid, VisionInputError, read_grids
 from k3_core.vision.position import GridPosition, rotary_angles, rotate
 
@@ -25,16 +26,6 @@ def note(collect: Collected | None, name: str, value: Tensor) -> None:
     """Keeps an intermediate when the caller asked for them."""
     if collect is not None:
         collect[name] = value
-
-
-class Linear(nn.Linear):
-    """A product without bias whose weight stays unset until it is loaded or initialised."""
-
-    def __init__(self, inputs: int, outputs: int, **factory: Any) -> None:
-        super().__init__(inputs, outputs, bias=False, **factory)
-
-    def reset_parameters(self) -> None:
-        """Leaves the memory as it is: `init_vision_weights` or a checkpoint fills it."""
 
 
 class PatchProjection(nn.Module):
@@ -137,7 +128,7 @@ def merge_patches(x_PD: Tensor, grid: Grid, merge_kernel_size: Sequence[int]) ->
 
 
 class VisionTower(nn.Module):
-    """MoonViT-V2; weights are unset until `init_vision_weights` or a checkpoint fills them."""
+    """MoonViT-V2; weights are unset until `model.init` or a checkpoint fills them."""
 
     def __init__(
         self,

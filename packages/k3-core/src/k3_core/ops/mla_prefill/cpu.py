@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from k3_core.ops.math import host_lengths
 from k3_core.ops.mla_prefill import reference
+from k3_core.ops.varlen import host_lengths
 
 
 def mla_prefill(
@@ -33,8 +33,8 @@ def mla_prefill(
             seqlens_k=seqlens_k,
             return_max=True,
         )
-    lengths_q = host_lengths(cu_seqlens_q, seqlens_q)
-    lengths_k = host_lengths(cu_seqlens_k, seqlens_k)
+    lengths_q = host_lengths(cu_seqlens_q, seqlens_q, len(q_THD), "mla_prefill")
+    lengths_k = host_lengths(cu_seqlens_k, seqlens_k, len(k_SHD), "mla_prefill")
     reference.check_lengths(lengths_q, lengths_k)
     outputs = [
         _attend(q, k, v, scale)

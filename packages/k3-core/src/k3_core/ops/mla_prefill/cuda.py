@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from k3_core.ops.math import host_lengths
 from k3_core.ops.mla_prefill import cpu, reference
+from k3_core.ops.varlen import host_lengths
 
 # torch 2.10 spelled causality `is_causal`, later releases a window without a right side.
 _CAUSAL: dict[str, Any] = (
@@ -35,8 +35,8 @@ def mla_prefill(
 
     float32 inputs and `return_max` go to torch's per-sequence attention and the reference.
     """
-    lengths_q = host_lengths(cu_seqlens_q, seqlens_q)
-    lengths_k = host_lengths(cu_seqlens_k, seqlens_k)
+    lengths_q = host_lengths(cu_seqlens_q, seqlens_q, len(q_THD), "mla_prefill")
+    lengths_k = host_lengths(cu_seqlens_k, seqlens_k, len(k_SHD), "mla_prefill")
     reference.check_lengths(lengths_q, lengths_k)
     is_flash = q_THD.dtype in (torch.bfloat16, torch.float16) and not return_max
     if not is_flash or not max(lengths_q, default=0):

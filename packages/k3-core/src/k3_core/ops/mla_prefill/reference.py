@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from k3_core.ops.math import host_lengths, math_dtype
+from k3_core.ops.math import math_dtype
+from k3_core.ops.varlen import host_lengths
 
 
 def mla_prefill(
@@ -25,8 +26,8 @@ def mla_prefill(
     o [T, H, V] in the dtype of `v` and, with `return_max`, max_H: the largest scaled score of
     each head over the whole call (what QK-Clip needs, report 5).
     """
-    lengths_q = host_lengths(cu_seqlens_q, seqlens_q)
-    lengths_k = host_lengths(cu_seqlens_k, seqlens_k)
+    lengths_q = host_lengths(cu_seqlens_q, seqlens_q, len(q_THD), "mla_prefill")
+    lengths_k = host_lengths(cu_seqlens_k, seqlens_k, len(k_SHD), "mla_prefill")
     check_lengths(lengths_q, lengths_k)
     dtype = math_dtype(q_THD)
     outputs, maxima = [], []
