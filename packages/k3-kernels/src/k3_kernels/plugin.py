@@ -1,0 +1,13 @@
+"""What k3-kernels declares to the registry; imports no torch. Source: design 3, 5."""
+
+from collections.abc import Iterable
+
+from k3_core.plugins import Impl, hookimpl
+from k3_kernels.kda_declare import IMPLS as KDA_IMPLS
+from k3_kernels.ops_declare import IMPLS as OPS_IMPLS
+
+
+@hookimpl
+def k3_register_kernel() -> Iterable[Impl]:
+    """Triton implementations, chosen on CUDA devices ahead of the plain torch ones."""
+    return [*KDA_IMPLS, *OPS_IMPLS]
