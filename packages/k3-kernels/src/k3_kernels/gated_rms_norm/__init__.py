@@ -1,0 +1,1 @@
+"""Triton kernel of gated_rms_norm."""

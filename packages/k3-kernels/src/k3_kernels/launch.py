@@ -1,0 +1,37 @@
+"""What the wrappers of all kernels share: gradient calls, dtypes, dot precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a gradient would have to flow through a call with these arguments.
+
+    The kernels have no backward; such calls are given to the differentiable implementation of
+    k3-core that the caller names, as each op's docstring says.
+    """
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def check_floats(op: str, **tensors: Tensor) -> None:
+    """Raise TypeError for a dtype that the kernels do not compute in."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            raise TypeError(
+                f"{op}: {name} is {tensor.dtype}; the Triton kernels take float32, bfloat16 and "
+                f"float16, for others choose {op}.reference"
+            )
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """input_precision of tl.dot: exact products for float32; 16-bit operands ignore it."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def last_contiguous(x: Tensor) -> Tensor:
+    """`x` itself when its last dimension is contiguous, else a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

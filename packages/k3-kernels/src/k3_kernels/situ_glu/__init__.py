@@ -1,0 +1,1 @@
+"""Triton kernel of situ_glu."""

@@ -1,0 +1,30 @@
+"""SiTU-GLU element by element in float32 (report 4.1): bandwidth bound, 3 values moved each."""
+
+import triton
+import triton.language as tl
+
+from k3_kernels.tl_math import situ
+
+
+@triton.jit
+def situ_glu_kernel(
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    num_values,
+    width,
+    gate_stride,
+    up_stride,
+    beta,
+    linear_beta,
+    HAS_CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows of `width` values; gate and up may be the two halves of one wider matrix."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < num_values
+    row, column = at // width, at % width
+    gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
+    out = situ(gate, up, beta, linear_beta, HAS_CAP)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
