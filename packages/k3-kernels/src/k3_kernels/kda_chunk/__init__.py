@@ -1,0 +1,1 @@
+"""Triton kernels of kda_chunk (report 1.2, 1.4, 1.6)."""

@@ -1,0 +1,93 @@
+"""Block sizes and precisions of the KDA kernels: tables in Python, nothing tuned at import.
+
+Every figure for the H200 is a prediction until a run replaces it. The reasons:
+* chunk 64: the scan has the fewest serial steps, and 64 rows fill a warpgroup product. Longer
+  chunks square the work of the inverse; 32 saves 8% of the bytes but doubles the steps.
+* bfloat16 operands everywhere but in the inverse (float16, entries at most 1) keep the error below
+  5e-3; the state, all sums and the gate are float32.
+* float16 inputs run on tf32 operands: bfloat16 would lose 3 of their bits, and a float16 state
+  could overflow.
+Legend: K, V channels of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LOWEST_BOUND = -8.0
+"""Half of 16 tokens at this bound is 2^92: the tile anchors stay inside float32 and bfloat16."""
+MAX_CHANNELS = 256
+MIN_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtypes of the operands of products; sums are always float32.
+
+    operand: of the state, the workspace and all products with them; gram: of the scaled keys and
+    queries, whose exponents need float32's range; solve: inside the inverse. dot is Triton's
+    `input_precision` of float32 operands, map_dot that of the composition of segments.
+    """
+
+    operand: torch.dtype
+    gram: torch.dtype
+    solve: torch.dtype
+    dot: str
+    map_dot: str
+
+
+IEEE = Precision(torch.float32, torch.float32, torch.float32, "ieee", "ieee")
+TF32 = Precision(torch.float32, torch.float32, torch.float32, "tf32", "tf32x3")
+BF16 = Precision(torch.bfloat16, torch.bfloat16, torch.float16, "tf32", "tf32x3")
+FP16 = Precision(torch.float16, torch.float32, torch.float16, "tf32", "tf32x3")
+"""For values known to be small: a state above 65504 overflows."""
+
+PRECISIONS = {torch.float32: IEEE, torch.float16: TF32, torch.bfloat16: BF16}
+"""The default of each input dtype."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Launch parameters of one call; `values` is the block of V of the scan."""
+
+    chunk: int
+    values: int
+    prep_warps: int
+    scan_warps: int
+    scan_stages: int
+    combine_values: int = 16
+
+
+_HALF = {
+    # widest of K and V, rounded up: Blocks for two-byte operands
+    16: Blocks(64, 16, 4, 4, 2),
+    32: Blocks(64, 32, 4, 4, 2),
+    64: Blocks(64, 64, 4, 4, 2),
+    128: Blocks(64, 64, 8, 4, 2),
+    256: Blocks(32, 64, 8, 4, 2),
+}
+_FLOAT = {
+    16: Blocks(32, 16, 4, 4, 1),
+    32: Blocks(32, 32, 4, 4, 1),
+    64: Blocks(32, 32, 4, 4, 1),
+    128: Blocks(32, 32, 8, 4, 1),
+    256: Blocks(16, 16, 8, 4, 1),
+}
+
+
+def block_width(num_channels: int) -> int:
+    """The power of two that holds a head dimension; raises ValueError above 256."""
+    if not 1 <= num_channels <= MAX_CHANNELS:
+        raise ValueError(
+            f"KDA kernels: head dimension {num_channels} is outside 1..{MAX_CHANNELS}; "
+            "use kda_chunk.cpu, which takes any"
+        )
+    return max(MIN_BLOCK, 1 << (num_channels - 1).bit_length())
+
+
+def choose_blocks(num_k: int, num_v: int, precision: Precision) -> Blocks:
+    """Launch parameters for a shape."""
+    table = _FLOAT if precision.operand == torch.float32 else _HALF
+    return table[max(block_width(num_k), block_width(num_v))]

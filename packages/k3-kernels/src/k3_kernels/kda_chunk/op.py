@@ -1,0 +1,119 @@
+"""kda_chunk on Triton: parallel prep, then a scan split over values and, where it pays, segments.
+
+Without gradients only; where one is needed the plain torch chunk form of k3_core runs instead
+(its backward is closed-form and runs on any device), until the kernels have theirs.
+Legend: T packed tokens, N sequences, H heads, K key, V value channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from k3_core.ops.kda_chunk import cpu as torch_chunk
+from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
+from k3_core.ops.varlen import host_lengths
+from k3_kernels.kda_chunk.config import (
+    LOWEST_BOUND,
+    PRECISIONS,
+    Blocks,
+    Precision,
+    block_width,
+    choose_blocks,
+)
+from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
+from k3_kernels.kda_chunk.plan import choose_segments, make_plan
+
+
+def check_bound(op: str, lower_bound: float | None) -> float:
+    """The bound of the gate, if the kernels can anchor it; raises ValueError otherwise."""
+    if lower_bound is None:
+        raise ValueError(
+            f"{op}: lower_bound None (the softplus gate) has no bound to anchor 16-token tiles "
+            f"with; select {op}.cpu or {op}.reference, which compute it on any device"
+        )
+    if not LOWEST_BOUND <= lower_bound < 0:
+        raise ValueError(
+            f"{op}: lower_bound {lower_bound} is outside [{LOWEST_BOUND}, 0), beyond which scaled "
+            f"keys overflow; select {op}.cpu or {op}.reference"
+        )
+    return lower_bound
+
+
+def default_precision(op: str, dtype: torch.dtype) -> Precision:
+    """The precision of an input dtype; raises TypeError for one that the kernels do not take."""
+    if dtype not in PRECISIONS:
+        raise TypeError(
+            f"{op}: {dtype} is not supported by the kernels, allowed are "
+            f"{', '.join(map(str, PRECISIONS))}; select {op}.reference for float64"
+        )
+    return PRECISIONS[dtype]
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 1 elsewhere, where kernels are only interpreted."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def kda_chunk(
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THV: Tensor,
+    gate_THK: Tensor,
+    beta_TH: Tensor,
+    A_log_H: Tensor,
+    dt_bias_HK: Tensor,
+    *,
+    lower_bound: float | None,
+    scale: float | None = None,
+    cu_seqlens_N1: Tensor,
+    seqlens: tuple[int, ...] | None = None,
+    initial_state_NHVK: Tensor | None = None,
+    output_final_state: bool = False,
+    precision: Precision | None = None,
+    blocks: Blocks | None = None,
+    segment_chunks: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """KDA over packed sequences; arguments and results as `k3_core.ops.kda_chunk.KdaChunk`.
+
+    `precision`, `blocks` and `segment_chunks` (most chunks of a segment, 0 = never cut) replace
+    what the tables and the planner would choose.
+    """
+    args = (q_THK, k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
+    tensors = args if initial_state_NHVK is None else (*args, initial_state_NHVK)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return torch_chunk.kda_chunk(
+            *args,
+            lower_bound=lower_bound,
+            scale=scale,
+            cu_seqlens_N1=cu_seqlens_N1,
+            seqlens=seqlens,
+            initial_state_NHVK=initial_state_NHVK,
+            output_final_state=output_final_state,
+        )
+    check_inputs("kda_chunk", *args, lower_bound)
+    bound = check_bound("kda_chunk", lower_bound)
+    precision = precision or default_precision("kda_chunk", q_THK.dtype)
+    lengths = host_lengths(cu_seqlens_N1, seqlens, q_THK.shape[0], "kda_chunk")
+    (_, num_heads, num_k), num_v = q_THK.shape, v_THV.shape[-1]
+    shape = (len(lengths), num_heads, num_v, num_k)
+    if initial_state_NHVK is not None:
+        check_state("kda_chunk", "initial_state", initial_state_NHVK, shape, q_THK)
+        initial_state_NHVK = initial_state_NHVK.contiguous()
+
+    blocks = blocks or choose_blocks(num_k, num_v, precision)
+    if segment_chunks is None:
+        num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
+        sms = num_multiprocessors(q_THK.device)
+        segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, sms)
+    plan = make_plan(lengths, blocks.chunk, segment_chunks, q_THK.device)
+    gates = Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound)
+    scale = num_k**-0.5 if scale is None else scale
+    tiles = run_prep(q_THK, k_THK, gates, scale, plan, blocks, precision)
+    final = None
+    if output_final_state:
+        final = q_THK.new_empty(shape, dtype=torch.float32)
+    o_THV = run_scan(v_THV, tiles, plan, initial_state_NHVK, final, num_k, blocks, precision)
+    return o_THV, final

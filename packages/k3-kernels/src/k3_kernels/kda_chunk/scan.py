@@ -1,0 +1,135 @@
+"""The serial part of KDA: a state slab through the chunks of one piece (report 1.2, 1.7).
+
+One program owns BV rows of the [V, K] state of one piece (a sequence, or a segment of one) and
+head: rows evolve independently, so V is split freely. The slab is the float32 accumulator of the
+tensor cores and never leaves registers: the state and the writes D are left operands (from
+registers on Hopper), all tiles that prep stored are right operands (from shared memory, filled
+ahead by the pipeliner). No accumulator is transposed for a product. Per chunk only two products
+depend on each other: state -> D -> state; the output hangs off the chain.
+
+As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks and with the
+identity and no values for the others, ends in the affine map (S, M) of the piece.
+
+On paper, H200, T = 8192, H = 96, chunk 64, V block 128, 8 warps: 96 programs, 96 KiB a step and
+program. Memory at 4.26 TB/s allows 2.2 us a step, 0.28 ms for 128 steps; the chain (two products
+of depth 128 and 64, two register conversions, one wait for loads) is about 1 us. Legend: K, V
+channels, BT chunk, BK, BV blocks; workspace tiles are [chunks, heads, ...] as prep wrote them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scan_kernel(
+    v_ptr,
+    o_ptr,
+    erase_ptr,
+    reads_ptr,
+    writes_ptr,
+    solve_ptr,
+    mix_ptr,
+    decay_ptr,
+    piece_ptr,
+    initial_ptr,
+    final_ptr,
+    map_ptr,
+    num_heads,
+    stride_vt,
+    stride_vh,
+    stride_ot,
+    stride_oh,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    BT: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    NUM_VALUE_BLOCKS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_FINAL: tl.constexpr,
+    IS_SUMMARY: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """piece_ptr: int64 [pieces, 5]: first token, number of tokens, first chunk, index of the
+    initial state, index of the final state (-1: none). Grid: pieces x heads x blocks."""
+    pid = tl.program_id(0).to(tl.int64)
+    block = pid % NUM_BLOCKS
+    head = (pid // NUM_BLOCKS) % num_heads
+    piece_ptr += 5 * (pid // NUM_BLOCKS // num_heads)
+    first = tl.load(piece_ptr)
+    num_tokens = tl.load(piece_ptr + 1)
+    first_chunk = tl.load(piece_ptr + 2)
+    initial_index = tl.load(piece_ptr + 3)
+    final_index = tl.load(piece_ptr + 4)
+
+    row = tl.arange(0, BT)
+    channel = tl.arange(0, BK)
+    value = block * BV + tl.arange(0, BV)
+    is_state = (value < V)[:, None] & (channel < K)[None, :]
+    state_offset = value[:, None] * K + channel[None, :]
+    unit = value - NUM_VALUE_BLOCKS * BV
+    if IS_SUMMARY:
+        state = tl.where(unit[:, None] == channel[None, :], 1.0, 0.0)
+    elif HAS_INITIAL:
+        offset = (initial_index * num_heads + head) * (V * K)
+        state = tl.load(initial_ptr + offset + state_offset, mask=is_state, other=0.0)
+    else:
+        state = tl.zeros((BV, BK), dtype=tl.float32)
+
+    tile_offset = (first_chunk * num_heads + head) * (BT * BK)
+    tile_offset = tile_offset + row[:, None] * BK + channel[None, :]
+    pair_offset = (first_chunk * num_heads + head) * (BT * BT)
+    pair_offset = pair_offset + row[:, None] * BT + row[None, :]
+    decay_offset = (first_chunk * num_heads + head) * BK + channel
+    erase_ptr += tile_offset
+    writes_ptr += tile_offset
+    solve_ptr += pair_offset
+    decay_ptr += decay_offset
+    v_ptr += (first + row)[:, None] * stride_vt + head * stride_vh + value[None, :]
+    if not IS_SUMMARY:
+        reads_ptr += tile_offset
+        mix_ptr += pair_offset
+        o_ptr += (first + row)[:, None] * stride_ot + head * stride_oh + value[None, :]
+    tile_step = num_heads * (BT * BK)
+    pair_step = num_heads * (BT * BT)
+
+    for start in range(0, num_tokens, BT):
+        is_token = (start + row < num_tokens)[:, None] & (value < V)[None, :]
+        v = tl.load(v_ptr, mask=is_token, other=0.0)
+        v_t = tl.trans(v.to(OPERAND))
+        erase = tl.load(erase_ptr)
+        writes = tl.load(writes_ptr)
+        solve = tl.load(solve_ptr)
+        decay = tl.load(decay_ptr)
+        state_operand = state.to(OPERAND)
+        delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
+        delta = tl.dot(state_operand, tl.trans(erase), acc=delta, input_precision=PRECISION)
+        if not IS_SUMMARY:
+            mix = tl.load(mix_ptr)
+            reads = tl.load(reads_ptr)
+            out = tl.dot(v_t, tl.trans(mix), input_precision=PRECISION)
+            out = tl.dot(state_operand, tl.trans(reads), acc=out, input_precision=PRECISION)
+        state = state * decay[None, :]
+        state = tl.dot(delta.to(OPERAND), writes, acc=state, input_precision=PRECISION)
+        if not IS_SUMMARY:
+            tl.store(o_ptr, tl.trans(out).to(o_ptr.dtype.element_ty), mask=is_token)
+            o_ptr += BT * stride_ot
+            mix_ptr += pair_step
+            reads_ptr += tile_step
+        v_ptr += BT * stride_vt
+        erase_ptr += tile_step
+        writes_ptr += tile_step
+        solve_ptr += pair_step
+        decay_ptr += num_heads * BK
+
+    if HAS_FINAL:
+        offset = (final_index * num_heads + head) * (V * K)
+        tl.store(final_ptr + offset + state_offset, state, mask=is_state & (final_index >= 0))
+    if IS_SUMMARY:
+        offset = (final_index * num_heads + head) * (K * K)
+        is_unit = ((unit >= 0) & (unit < K))[:, None] & (channel < K)[None, :]
+        tl.store(
+            map_ptr + offset + unit[:, None] * K + channel[None, :], state, mask=is_unit
+        )
