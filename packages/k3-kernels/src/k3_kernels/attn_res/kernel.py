@@ -1,0 +1,195 @@
+"""Attention over depth, one program a token, each source read once (report 3.1, 3.2).
+
+The online softmax over the sources keeps one float32 row in registers, and the load of the next
+source is issued before the reduction of the current one. Floor: (sources + 1) T D values, 276 us
+for 9 sources of 8192 x 7168 bfloat16 at 4.26 TB/s. Widths are padded to a power of two (7168 to
+8192), which costs idle lanes but no bytes.
+
+Legend: T tokens, D model width, S pseudo-queries (sub-layers of a block), n sources.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def row_score(value, query, eps, D: tl.constexpr):
+    """query . RMSNorm(value); both sums in one reduction, for half the barriers."""
+    dot, square = tl.reduce((value * query, value * value), 0, _add_pairs)
+    return dot * tl.rsqrt(square / D + eps)
+
+
+@triton.jit
+def source_row(value_ptrs, i, at, d, D: tl.constexpr, NUM_SOURCES: tl.constexpr):
+    """Row of source `i`, which may be known only at run time; nothing past the last source."""
+    address = value_ptrs[0].to(tl.int64)
+    for j in tl.static_range(1, NUM_SOURCES):
+        address = tl.where(i == j, value_ptrs[j].to(tl.int64), address)
+    row_ptr = tl.multiple_of(address.to(value_ptrs[0].dtype), 16)
+    return tl.load(row_ptr + at + d, mask=(d < D) & (i < NUM_SOURCES), other=0.0)
+
+
+@triton.jit
+def attn_res_kernel(
+    value_ptrs,
+    norm_ptr,
+    proj_ptr,
+    out_ptr,
+    eps,
+    D: tl.constexpr,
+    DPAD: tl.constexpr,
+    NUM_SOURCES: tl.constexpr,
+):
+    """softmax_i(proj . RMSNorm(v_i)) . v_i for one token.
+
+    The loop is not unrolled: unrolled, ptxas hoists the loads of all sources and spills.
+    """
+    at = tl.program_id(0).to(tl.int64) * D
+    d = tl.arange(0, DPAD)
+    following = source_row(value_ptrs, 0, at, d, D, NUM_SOURCES)
+    query = tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    query *= tl.load(proj_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    top = -float("inf")
+    total = 0.0
+    acc = tl.zeros((DPAD,), tl.float32)
+    for i in range(NUM_SOURCES):
+        value = following.to(tl.float32)
+        following = source_row(value_ptrs, i + 1, at, d, D, NUM_SOURCES)
+        score = row_score(value, query, eps, D)
+        new_top = tl.maximum(top, score)
+        old_weight = tl.exp(top - new_top)
+        weight = tl.exp(score - new_top)
+        acc = acc * old_weight + value * weight
+        total = total * old_weight + weight
+        top = new_top
+    tl.store(out_ptr + at + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def merge_kernel(
+    delta_ptr,
+    prefix_ptr,
+    blocks_ptr,
+    lse_ptr,
+    norm_ptr,
+    proj_ptr,
+    out_norm_ptr,
+    mix_ptr,
+    out_ptr,
+    eps,
+    out_eps,
+    D: tl.constexpr,
+    DPAD: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+    HAS_MIX: tl.constexpr,
+):
+    """prefix += delta; mix with the blocks' part; RMSNorm: the state stays in registers."""
+    token = tl.program_id(0).to(tl.int64)
+    at = token * D
+    d = tl.arange(0, DPAD)
+    mask = d < D
+    prefix = tl.load(prefix_ptr + at + d, mask=mask, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        prefix += tl.load(delta_ptr + at + d, mask=mask, other=0.0).to(tl.float32)
+        # Rounded before use, so that later sites, which read it back, see the same numbers.
+        rounded = prefix.to(prefix_ptr.dtype.element_ty)
+        tl.store(prefix_ptr + at + d, rounded, mask=mask)
+        prefix = rounded.to(tl.float32)
+    mix = prefix
+    if HAS_BLOCKS:
+        query = tl.load(norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
+        query *= tl.load(proj_ptr + d, mask=mask, other=0.0).to(tl.float32)
+        score = row_score(prefix, query, eps, D)
+        lse = tl.load(lse_ptr + token)
+        # Weight of the running sum among all sources: a logistic function of the difference.
+        own = tl.sigmoid(score - lse)
+        blocks = tl.load(blocks_ptr + at + d, mask=mask, other=0.0).to(tl.float32)
+        mix = prefix * own + blocks * (1.0 - own)
+    mix = mix.to(out_ptr.dtype.element_ty)
+    if HAS_MIX:
+        tl.store(mix_ptr + at + d, mix, mask=mask)
+    mix = mix.to(tl.float32)
+    scaled = mix * tl.rsqrt(tl.sum(mix * mix) / D + out_eps)
+    # The activation dtype comes before the weight, as in the released RMSNorm (architecture 3).
+    scaled = scaled.to(out_ptr.dtype.element_ty).to(tl.float32)
+    scaled *= tl.load(out_norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at + d, scaled.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def block_scores_kernel(
+    value_ptrs,
+    query_ptr,
+    scores_ptr,
+    num_tokens,
+    num_queries,
+    eps,
+    D: tl.constexpr,
+    NUM_SOURCES: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+    SPAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """scores [n, T, S] of a block's queries with its finished sources, as one product each."""
+    t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    s = tl.arange(0, SPAD)
+    for i in tl.static_range(NUM_SOURCES):
+        acc = tl.zeros((BT, SPAD), tl.float32)
+        square = tl.zeros((BT,), tl.float32)
+        for start in range(0, D, BD):
+            d = start + tl.arange(0, BD)
+            value_at = value_ptrs[i] + t[:, None] * D + d[None, :]
+            is_value = (t < num_tokens)[:, None] & (d < D)[None, :]
+            value = tl.load(value_at, mask=is_value, other=0.0).to(tl.float32)
+            query_at = query_ptr + s[None, :] * D + d[:, None]
+            is_query = (s < num_queries)[None, :] & (d < D)[:, None]
+            query = tl.load(query_at, mask=is_query, other=0.0)
+            acc = tl.dot(value, query, acc, input_precision=PRECISION)
+            square += tl.sum(value * value, axis=1)
+        acc = acc * tl.rsqrt(square / D + eps)[:, None]
+        score_at = scores_ptr + (i * num_tokens + t[:, None]) * num_queries + s[None, :]
+        tl.store(score_at, acc, mask=(t < num_tokens)[:, None] & (s < num_queries)[None, :])
+
+
+@triton.jit
+def block_mix_kernel(
+    value_ptrs,
+    scores_ptr,
+    out_ptr,
+    lse_ptr,
+    num_tokens,
+    num_queries,
+    D: tl.constexpr,
+    NUM_SOURCES: tl.constexpr,
+    NPAD: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """out [S, T, D] and its log-sum-exp [S, T] for one token and BD channels."""
+    num_tiles = tl.cdiv(D, BD)
+    token = (tl.program_id(0) // num_tiles).to(tl.int64)
+    tile = tl.program_id(0) % num_tiles
+    d = tile * BD + tl.arange(0, BD)
+    mask = d < D
+    n = tl.arange(0, NPAD)
+    for s in range(num_queries):
+        row = (n.to(tl.int64) * num_tokens + token) * num_queries + s
+        scores = tl.load(scores_ptr + row, mask=n < NUM_SOURCES, other=-float("inf"))
+        top = tl.max(scores)
+        total = tl.sum(tl.exp(scores - top))
+        acc = tl.zeros((BD,), tl.float32)
+        for i in tl.static_range(NUM_SOURCES):
+            # The sources stay in the first-level cache over the queries.
+            value = tl.load(value_ptrs[i] + token * D + d, mask=mask, other=0.0).to(tl.float32)
+            at = (i * num_tokens + token) * num_queries + s
+            acc += value * (tl.exp(tl.load(scores_ptr + at) - top) / total)
+        out_at = out_ptr + (s * num_tokens + token) * D + d
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask)
+        if tile == 0:
+            tl.store(lse_ptr + s * num_tokens + token, top + tl.log(total))

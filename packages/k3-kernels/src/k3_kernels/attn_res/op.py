@@ -1,0 +1,70 @@
+"""attn_res by Triton: the whole mix in one pass. T tokens, D model width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from k3_core.ops.attn_res import reference
+from k3_kernels.attn_res.kernel import attn_res_kernel
+from k3_kernels.launch import check_floats, needs_grad
+
+MAX_SOURCES = 16
+"""Above it the kernel's unrolled loop grows without need; K3 has at most 9 sources."""
+
+MAX_REGISTERS = 128
+"""Two programs of 8 warps fit a multiprocessor; 128 suffices without spills at D = 7168."""
+
+
+def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
+    """Softmax over the sources of proj . RMSNorm(v_i), applied to the un-normalised v_i.
+
+    As `attn_res.reference`, which serves calls that need gradients or have more than
+    `MAX_SOURCES` sources (full, not block, residuals).
+    """
+    if not 1 <= len(values) <= MAX_SOURCES or needs_grad(*values, norm_D, proj_1D):
+        return reference.attn_res(values, norm_D, proj_1D, eps=eps)
+    check_values("attn_res", values, norm_D, proj_1D)
+    num_tokens, width = values[0].shape
+    out_TD = torch.empty(values[-1].shape, dtype=values[-1].dtype, device=values[-1].device)
+    if not out_TD.numel():
+        return out_TD
+    attn_res_kernel[(num_tokens,)](
+        tuple(_aligned(value) for value in values),
+        norm_D.contiguous(),
+        proj_1D.contiguous(),
+        out_TD,
+        eps,
+        D=width,
+        DPAD=triton.next_power_of_2(width),
+        NUM_SOURCES=len(values),
+        num_warps=row_warps(width),
+        maxnreg=MAX_REGISTERS,
+    )
+    return out_TD
+
+
+def _aligned(value_TD: Tensor) -> Tensor:
+    """Contiguous and on a 16-byte boundary, which the kernel's wide loads rely on."""
+    value_TD = value_TD.contiguous()
+    return value_TD if value_TD.data_ptr() % 16 == 0 else value_TD.clone()
+
+
+def row_warps(width: int) -> int:
+    """Warps of a program that holds one row: about 32 values a thread."""
+    return max(1, min(16, triton.next_power_of_2(width) // 1024))
+
+
+def check_values(op: str, values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor) -> None:
+    """Raise for sources of different shapes, or a norm and query that do not fit them."""
+    shapes = {tuple(value.shape) for value in values}
+    width = values[0].shape[-1]
+    if len(shapes) > 1 or values[0].dim() != 2 or {norm_D.numel(), proj_1D.numel()} != {width}:
+        raise ValueError(
+            f"{op}: the sources have shapes {sorted(shapes)}, norm {tuple(norm_D.shape)} and proj "
+            f"{tuple(proj_1D.shape)}; all sources must be [T, D], norm [D] and proj [1, D]"
+        )
+    check_floats(op, norm=norm_D, proj=proj_1D, **{f"source {i}": v for i, v in enumerate(values)})
