@@ -1,0 +1,1 @@
+"""Triton kernel of route_topk."""
