@@ -1,0 +1,194 @@
+"""moe_experts by Triton: plan, up-projections with SiTU-GLU, down-projection, sum over routes.
+
+Everything stays on the device and every size follows from shapes, so a call can be captured in
+a CUDA graph. T tokens, D width, I expert width, E experts, k routes a token, R = T k.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from k3_core.ops.moe_experts import cpu as core_cpu
+from k3_core.ops.moe_experts import cuda as core_cuda
+from k3_core.ops.moe_experts.reference import Activation, check_routes
+from k3_core.ops.moe_experts.weights import ExpertStack
+from k3_core.quant import MXTensor
+from k3_kernels.launch import check_floats, dot_precision, needs_grad
+from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
+from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
+
+
+class Tile(NamedTuple):
+    """rows x outputs of a program, inputs (words of 8 when packed) a step, warps, pipeline stages."""
+
+    rows: int
+    outputs: int
+    step: int
+    num_warps: int
+    num_stages: int
+
+
+# By rows an expert gets on average: (largest average, plain weights, packed weights).
+TILES = (
+    (16, Tile(16, 64, 128, 4, 4), Tile(16, 64, 32, 4, 4)),
+    (48, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
+    (96, Tile(64, 128, 64, 8, 3), Tile(64, 128, 32, 8, 3)),
+    (float("inf"), Tile(128, 128, 64, 8, 3), Tile(128, 128, 16, 8, 3)),
+)
+
+
+def moe_experts(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    w1: ExpertStack,
+    w3: ExpertStack,
+    w2: ExpertStack,
+    *,
+    activation: Activation,
+) -> Tensor:
+    """As `moe_experts.reference`. Ids outside 0..E-1 add nothing (on a CPU they are refused).
+
+    A `functools.partial` of situ_glu runs inside the up-projection; any other pointwise
+    activation between the two products. Calls that need gradients run k3-core's grouped products.
+    """
+    stacks = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
+    if needs_grad(x_TD, weight_Tk, *stacks):
+        is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
+        function = core_cuda.moe_experts if is_grouped else core_cpu.moe_experts
+        return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+    check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    check_floats("moe_experts", x=x_TD, weight=weight_Tk)
+    num_tokens, num_routes = idx_Tk.shape
+    out_TD = torch.empty(num_tokens, w2.shape[1], dtype=x_TD.dtype, device=x_TD.device)
+    if not out_TD.numel():
+        return out_TD
+    tile = choose_tile(idx_Tk.numel(), w1)
+    idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
+    plan = make_plan(idx_Tk, w1.shape[0], tile.rows)
+    h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, tile, _is_packed(w2))
+    y_RD = grouped(h_RI, plan, num_routes, w2, None, None, tile, is_gather=False, is_split=False)
+    block = min(1024, triton.next_power_of_2(out_TD.shape[1]))
+    combine_kernel[(num_tokens * triton.cdiv(out_TD.shape[1], block),)](
+        y_RD,
+        idx_Tk,
+        weight_Tk,
+        out_TD,
+        w1.shape[0],
+        NUM_ROUTES=num_routes,
+        D=out_TD.shape[1],
+        BD=block,
+        num_warps=4,
+    )
+    return out_TD
+
+
+def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:
+    """The tile for this many rows in all, from `TILES`."""
+    average = num_rows / stack.shape[0]
+    plain, packed = next(tiles for most, *tiles in TILES if average <= most)
+    return packed if _is_packed(stack) else plain
+
+
+def up_project(
+    x_TD: Tensor,
+    plan: Plan,
+    num_routes: int,
+    w1: ExpertStack,
+    w3: ExpertStack,
+    activation: Activation,
+    tile: Tile,
+    is_split: bool,
+) -> Tensor:
+    """activation(w1 x, w3 x) of every sorted row [R, I], in four parts when `is_split`."""
+    x_TD = split_columns(x_TD) if _is_packed(w1) else x_TD.contiguous()
+    make = partial(grouped, x_TD, plan, num_routes, is_gather=True, is_split=is_split)
+    betas = situ_betas(activation)
+    if betas is not None and _is_packed(w1) == _is_packed(w3):
+        return make(w1, w3, betas, tile)
+    return activation(make(w1, None, None, tile), make(w3, None, None, tile))
+
+
+def situ_betas(activation: Activation) -> tuple[float, float | None] | None:
+    """(beta, linear_beta) when the activation is a partial of situ_glu with just these."""
+    if not isinstance(activation, partial) or activation.args:
+        return None
+    is_situ = getattr(activation.func, "__name__", "") == "situ_glu"
+    if not is_situ or activation.keywords.keys() != {"beta", "linear_beta"}:
+        return None
+    return activation.keywords["beta"], activation.keywords["linear_beta"]
+
+
+def split_columns(x_TD: Tensor) -> Tensor:
+    """Four parts: of columns 8w + i and 8w + i + 4, as the halves of packed words meet them."""
+    parts = x_TD.unflatten(-1, (-1, 2, 4)).permute(0, 3, 1, 2)
+    return parts.reshape(x_TD.shape).contiguous()
+
+
+def grouped(
+    x: Tensor,
+    plan: Plan,
+    num_routes: int,
+    stack: ExpertStack,
+    up: ExpertStack | None,
+    betas: tuple[float, float | None] | None,
+    tile: Tile,
+    *,
+    is_gather: bool,
+    is_split: bool,
+) -> Tensor:
+    """W_e x of every row [R, N]; with `up` and `betas` the gated activation of both products.
+
+    x is [T, K] (`is_gather`) or [R, K] in sorted order, split in four parts when the weights
+    are packed. The result is in sorted order (`is_gather`) or in that of the routes.
+    """
+    num_experts, num_outputs, num_inputs = stack.shape
+    if is_split and num_outputs % 8:
+        raise ValueError(f"moe_experts: {num_outputs} outputs are no multiple of 8")
+    out = torch.empty(plan.order.numel(), num_outputs, dtype=x.dtype, device=x.device)
+    beta, linear_beta = betas or (1.0, None)
+    weights = [part for one in (stack, stack if up is None else up) for part in _parts(one)]
+    num_tiles = plan.tile_expert.numel()
+    grouped_kernel[(num_tiles * triton.cdiv(num_outputs, tile.outputs),)](
+        x,
+        plan.order,
+        plan.starts,
+        plan.tile_expert,
+        plan.tile_row,
+        *weights,
+        out,
+        float(beta),
+        1.0 if linear_beta is None else float(linear_beta),
+        NUM_ROUTES=num_routes,
+        N=num_outputs,
+        K=num_inputs,
+        IS_MX=_is_packed(stack),
+        IS_GLU=betas is not None,
+        HAS_CAP=linear_beta is not None,
+        IS_GATHER=is_gather,
+        IS_SPLIT=is_split,
+        BM=tile.rows,
+        BN=tile.outputs,
+        BK=tile.step,
+        GROUP=GROUP,
+        PRECISION=dot_precision(x.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out
+
+
+def _is_packed(stack: ExpertStack) -> bool:
+    return isinstance(stack, MXTensor)
+
+
+def _parts(stack: ExpertStack) -> tuple[Tensor, Tensor]:
+    """Weights and scales; a plain stack stands in for the scales that it does not have."""
+    if isinstance(stack, MXTensor):
+        return stack.packed.contiguous().view(torch.int32), stack.scale.contiguous()
+    return stack.contiguous(), stack

@@ -1,0 +1,117 @@
+"""Rows sorted by expert and tiles of them, made on the device: no host read, fixed order.
+
+Legend: T tokens, k routes a token, R = T k routes, E experts; BM rows a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SCAN_LIMIT = 8192
+"""Up to this many routes every expert scans all of them (one launch); above, torch sorts."""
+GROUP = 8
+"""Tiles that are neighbours in time share a column block of weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """order: route of each sorted row [R]. starts: first row of each expert [E + 1].
+
+    tile_expert, tile_row: expert (-1: no tile) and first row of each tile, their number the
+    bound that R and E give, rounded up to `GROUP`. All int32.
+    """
+
+    order: Tensor
+    starts: Tensor
+    tile_expert: Tensor
+    tile_row: Tensor
+
+
+@triton.jit
+def plan_rows_kernel(
+    idx_ptr, order_ptr, starts_ptr, num_routes, num_experts, BLOCK: tl.constexpr
+):
+    """One expert a program: rows before its own, then its own, in order of the routes."""
+    expert = tl.program_id(0)
+    before = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, num_routes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        idx = tl.load(idx_ptr + at, mask=at < num_routes, other=-1)
+        before += ((idx >= 0) & (idx < expert)).to(tl.int32)
+    row = tl.sum(before)
+    tl.store(starts_ptr + expert, row)
+    for start in range(0, num_routes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        idx = tl.load(idx_ptr + at, mask=at < num_routes, other=-1)
+        is_own = (idx == expert).to(tl.int32)
+        rank = tl.cumsum(is_own, axis=0) - is_own
+        tl.store(order_ptr + row + rank, at, mask=is_own != 0)
+        row += tl.sum(is_own)
+    if expert == num_experts - 1:
+        tl.store(starts_ptr + num_experts, row)
+
+
+@triton.jit
+def plan_tiles_kernel(
+    starts_ptr,
+    tile_expert_ptr,
+    tile_row_ptr,
+    num_experts,
+    num_tiles,
+    BM: tl.constexpr,
+    EPAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: the tiles of all experts, one after the other."""
+    expert = tl.arange(0, EPAD)
+    is_in = expert < num_experts
+    first_row = tl.load(starts_ptr + expert, mask=is_in, other=0)
+    rows = tl.load(starts_ptr + expert + 1, mask=is_in, other=0) - first_row
+    tiles = (rows + BM - 1) // BM
+    first_tile = tl.cumsum(tiles, axis=0) - tiles
+    for i in range(tl.max(tiles)):
+        tl.store(tile_expert_ptr + first_tile + i, expert, mask=i < tiles)
+        tl.store(tile_row_ptr + first_tile + i, first_row + i * BM, mask=i < tiles)
+    for start in range(0, num_tiles, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(tile_expert_ptr + at, -1, mask=(at >= tl.sum(tiles)) & (at < num_tiles))
+
+
+def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
+    """The plan of `idx` (int64); ids outside 0..E-1 get no row (they must not be summed)."""
+    routes = idx_Tk.reshape(-1)
+    num_routes, device = routes.numel(), routes.device
+    bound = min(num_routes, num_experts) + num_routes // block_rows
+    num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
+    like = {"dtype": torch.int32, "device": device}
+    if num_routes <= SCAN_LIMIT:
+        order = torch.empty(num_routes, **like)
+        starts = torch.empty(num_experts + 1, **like)
+        block = min(1024, max(16, triton.next_power_of_2(num_routes)))
+        plan_rows_kernel[(num_experts,)](
+            routes, order, starts, num_routes, num_experts, BLOCK=block, num_warps=4
+        )
+    else:
+        is_known = (routes >= 0) & (routes < num_experts)
+        sorted_ids, positions = torch.sort(routes.where(is_known, num_experts), stable=True)
+        order = positions.to(torch.int32)
+        edges = torch.arange(num_experts + 1, device=device)
+        starts = torch.searchsorted(sorted_ids, edges).to(torch.int32)
+    plan = Plan(order, starts, torch.empty(num_tiles, **like), torch.empty(num_tiles, **like))
+    plan_tiles_kernel[(1,)](
+        starts,
+        plan.tile_expert,
+        plan.tile_row,
+        num_experts,
+        num_tiles,
+        BM=block_rows,
+        EPAD=triton.next_power_of_2(num_experts),
+        BLOCK=1024,
+        num_warps=4,
+    )
+    return plan
