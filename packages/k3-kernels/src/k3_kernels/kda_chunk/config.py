@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-LOWEST_BOUND = -8.0
-"""Half of 16 tokens at this bound is 2^92: the tile anchors stay inside float32 and bfloat16."""
+LOWEST_BOUND = -5.0
+"""Half of a 32-token tile at this bound is 2^115, inside float32 and bfloat16 (16 tokens: 2^58)."""
 MAX_CHANNELS = 256
 MIN_BLOCK = 16
 
@@ -50,30 +50,36 @@ PRECISIONS = {torch.float32: IEEE, torch.float16: TF32, torch.bfloat16: BF16}
 
 @dataclass(frozen=True)
 class Blocks:
-    """Launch parameters of one call; `values` is the block of V of the scan."""
+    """Launch parameters of one call.
+
+    chunk: tokens of a chunk, once or twice `tile`; tile: tokens that share an anchor (16 or 32);
+    channels: block of K in prep; values: block of V in the scan.
+    """
 
     chunk: int
     values: int
-    prep_warps: int
-    scan_warps: int
-    scan_stages: int
+    scan_warps: int = 4
+    scan_stages: int = 2
+    prep_warps: int = 4
+    tile: int = 32
+    channels: int = 64
     combine_values: int = 16
 
 
 _HALF = {
     # widest of K and V, rounded up: Blocks for two-byte operands
-    16: Blocks(64, 16, 4, 4, 2),
-    32: Blocks(64, 32, 4, 4, 2),
-    64: Blocks(64, 64, 4, 4, 2),
-    128: Blocks(64, 64, 8, 4, 2),
-    256: Blocks(32, 64, 8, 4, 2),
+    16: Blocks(64, 16),
+    32: Blocks(64, 32),
+    64: Blocks(64, 64),
+    128: Blocks(64, 128, scan_warps=8),
+    256: Blocks(32, 64),
 }
 _FLOAT = {
-    16: Blocks(32, 16, 4, 4, 1),
-    32: Blocks(32, 32, 4, 4, 1),
-    64: Blocks(32, 32, 4, 4, 1),
-    128: Blocks(32, 32, 8, 4, 1),
-    256: Blocks(16, 16, 8, 4, 1),
+    16: Blocks(32, 16, scan_stages=1, tile=16),
+    32: Blocks(32, 32, scan_stages=1, tile=16),
+    64: Blocks(32, 32, scan_stages=1, tile=16),
+    128: Blocks(32, 32, scan_stages=1, tile=16, channels=32),
+    256: Blocks(16, 16, scan_stages=1, tile=16, channels=32),
 }
 
 

@@ -17,6 +17,7 @@ from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
 from k3_kernels.kda_chunk.plan import Pieces, Plan, Segments
 from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
+from k3_kernels.launch import last_contiguous
 
 _TRITON = {
     torch.float32: tl.float32,
@@ -46,11 +47,6 @@ class Tiles(NamedTuple):
     decay_CHX: Tensor
 
 
-def dense(x: Tensor) -> Tensor:
-    """`x`, copied only when its last dimension is not contiguous."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def run_prep(
     q_THK: Tensor | None,
     k_THK: Tensor,
@@ -75,8 +71,8 @@ def run_prep(
     tiles = Tiles(erase, reads, writes, solve, mix, decay)
     if plan.num_chunks == 0 or num_heads == 0:
         return tiles
-    q, k = dense(k_THK if q_THK is None else q_THK), dense(k_THK)
-    gate = dense(gates.gate_THK)
+    q, k = last_contiguous(k_THK if q_THK is None else q_THK), last_contiguous(k_THK)
+    gate = last_contiguous(gates.gate_THK)
     prep_kernel[(plan.num_chunks * num_heads,)](
         q,
         k,
@@ -92,8 +88,9 @@ def run_prep(
         *(s for x in (q, k, gate, gates.beta_TH) for s in x.stride()[:2]),
         K=num_k,
         BK=width,
+        BC=min(width, blocks.channels),
         BT=chunk,
-        NUM_LEVELS=(chunk // 16).bit_length() - 1,
+        TILE=min(chunk, blocks.tile),
         HAS_READS=has_reads,
         OPERAND=_TRITON[precision.operand],
         GRAM=_TRITON[precision.gram],
@@ -165,7 +162,7 @@ def run_maps(
     num_heads, num_v = v_THV.shape[1:]
     maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
     shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
-    _run_scan(dense(v_THV), None, tiles, pieces, None, shifts, maps, num_k, blocks, precision)
+    _run_scan(last_contiguous(v_THV), None, tiles, pieces, None, shifts, maps, num_k, blocks, precision)
     return maps, shifts
 
 
@@ -214,7 +211,7 @@ def run_scan(
     precision: Precision,
 ) -> Tensor:
     """o [T, H, V]; `final` [N, H, V, K], when given, receives the final states."""
-    v_THV = dense(v_THV)
+    v_THV = last_contiguous(v_THV)
     o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
     pieces = plan.sequences
     if plan.segments is not None:

@@ -23,6 +23,7 @@ from k3_kernels.kda_chunk.config import (
 )
 from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
 from k3_kernels.kda_chunk.plan import choose_segments, make_plan
+from k3_kernels.launch import needs_grad
 
 
 def check_bound(op: str, lower_bound: float | None) -> float:
@@ -82,8 +83,7 @@ def kda_chunk(
     what the tables and the planner would choose.
     """
     args = (q_THK, k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
-    tensors = args if initial_state_NHVK is None else (*args, initial_state_NHVK)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if needs_grad(*args, initial_state_NHVK):
         return torch_chunk.kda_chunk(
             *args,
             lower_bound=lower_bound,

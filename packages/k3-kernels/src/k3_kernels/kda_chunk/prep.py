@@ -35,29 +35,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _dot(a, b, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    return tl.dot(a.to(OPERAND), b.to(OPERAND), input_precision=PRECISION)
-
-
-@triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
-
-
-@triton.jit
-def _invert(
-    lower, BT: tl.constexpr, NUM_STAGES: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexpr
-):
+def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexpr):
     """(I + lower)^-1 for a strictly lower triangular [BT, BT], by masked doubling."""
     i = tl.arange(0, BT)[:, None]
     j = tl.arange(0, BT)[None, :]
-    is_first = ((i >> 1) == (j >> 1)) & (i > j)
-    inverse = tl.where(i == j, 1.0, 0.0) - tl.where(is_first, lower, 0.0)
-    for s in tl.static_range(1, NUM_STAGES):
-        is_corner = ((i >> (s + 1)) == (j >> (s + 1))) & ((i >> s) > (j >> s))
-        corner = tl.where(is_corner, lower, 0.0)
-        left = _dot(inverse, corner, SOLVE, PRECISION)
-        inverse -= _dot(left, inverse, SOLVE, PRECISION)
+    is_corner = ((i // 2) == (j // 2)) & (i > j)
+    inverse = tl.where(i == j, 1.0, 0.0) - tl.where(is_corner, lower, 0.0)
+    for s in tl.static_range(1, 6):
+        if (1 << s) < BT:
+            is_corner = ((i >> (s + 1)) == (j >> (s + 1))) & ((i >> s) > (j >> s))
+            corner = tl.where(is_corner, lower, 0.0).to(SOLVE)
+            known = inverse.to(SOLVE)
+            left = tl.dot(known, corner, input_precision=PRECISION).to(SOLVE)
+            inverse -= tl.dot(left, known, input_precision=PRECISION)
     return inverse
 
 
@@ -89,8 +79,9 @@ def prep_kernel(
     stride_bh,
     K: tl.constexpr,
     BK: tl.constexpr,
+    BC: tl.constexpr,
     BT: tl.constexpr,
-    NUM_LEVELS: tl.constexpr,
+    TILE: tl.constexpr,
     HAS_READS: tl.constexpr,
     OPERAND: tl.constexpr,
     GRAM: tl.constexpr,
@@ -98,114 +89,120 @@ def prep_kernel(
     PRECISION: tl.constexpr,
 ):
     """chunk_ptr: int64 [chunks, 2], first token and number of tokens. Grid: chunks x heads."""
-    NT: tl.constexpr = BT // 16
+    NT: tl.constexpr = BT // TILE
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
     first = tl.load(chunk_ptr + 2 * chunk)
     count = tl.load(chunk_ptr + 2 * chunk + 1)
-
     row = tl.arange(0, BT)
-    channel = tl.arange(0, BK)
     is_row = row < count
-    is_channel = channel < K
-    is_in = is_row[:, None] & is_channel[None, :]
-    token = first + row
-    k = tl.load(
-        k_ptr + token[:, None] * stride_kt + head * stride_kh + channel[None, :],
-        mask=is_in,
-        other=0.0,
-    ).to(tl.float32)
-    gate = tl.load(
-        gate_ptr + token[:, None] * stride_gt + head * stride_gh + channel[None, :],
-        mask=is_in,
-        other=0.0,
-    ).to(tl.float32)
-    if HAS_READS:
-        q = tl.load(
-            q_ptr + token[:, None] * stride_qt + head * stride_qh + channel[None, :],
-            mask=is_in,
-            other=0.0,
-        ).to(tl.float32)
-        q *= tl.rsqrt(tl.sum(q * q, 1) + 1e-6)[:, None] * scale
-    beta = tl.load(beta_ptr + token * stride_bt + head * stride_bh, mask=is_row, other=0.0)
-    beta = tl.where(is_row, _sigmoid(beta.to(tl.float32)), 0.0)
-    k *= tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
-    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
-    bias = tl.load(dt_bias_ptr + head * K + channel, mask=is_channel, other=0.0).to(tl.float32)
-    g = (lower_bound * 1.4426950408889634) * _sigmoid(rate * (gate + bias[None, :]))
-    g = tl.where(is_row[:, None], g, 0.0)
-
-    # Log2 decays inside tiles of 16 tokens, and the two exponentials that all others come from.
-    g_tiles = tl.reshape(g, (NT, 16, BK))
-    local = tl.cumsum(g_tiles, 1)
-    tile_total = tl.sum(g_tiles, 1)
-    half = 0.5 * tile_total
-    up = tl.exp2(local - half[:, None, :])
-    down = tl.exp2(half[:, None, :] - local)
-    k_tiles = tl.reshape(k, (NT, 16, BK))
-    k_up = k_tiles * up
-    k_down = k_tiles * down
-
     i = row[:, None]
     j = row[None, :]
-    k_rows = tl.reshape(k_up, (BT, BK)).to(GRAM)
-    k_cols = tl.trans(tl.reshape(k_down, (BT, BK)).to(GRAM))
-    gram = tl.dot(k_rows, k_cols, input_precision=PRECISION)
-    if HAS_READS:
-        q_tiles = tl.reshape(q, (NT, 16, BK))
-        q_up = q_tiles * up
-        q_rows = tl.reshape(q_up, (BT, BK)).to(GRAM)
-        read_gram = tl.dot(q_rows, k_cols, input_precision=PRECISION)
+    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
+    rate *= -1.4426950408889634
+    beta = tl.load(
+        beta_ptr + first * stride_bt + head * stride_bh + row * stride_bt, mask=is_row, other=0.0
+    )
+    beta = tl.where(is_row, 1.0 / (1.0 + tl.exp2(beta.to(tl.float32) * -1.4426950408889634)), 0.0)
+    q_ptr += first * stride_qt + head * stride_qh
+    k_ptr += first * stride_kt + head * stride_kh
+    gate_ptr += first * stride_gt + head * stride_gh
+    dt_bias_ptr += head * K
+    tile_start = pid * (BT * BK)
+    pair_start = pid * (BT * BT)
+    decay_ptr += pid * BK
 
-    tile = tl.arange(0, NT)
-    other_tile = tile[None, :, None]
-    own_tile = tile[:, None, None]
-    for level in tl.static_range(1, NUM_LEVELS + 1):
-        # The boundary of each tile's block of 2^level tiles, and the decay between both.
-        edge = ((own_tile >> level) << level) + (1 << (level - 1))
-        is_between = ((other_tile >= edge) & (other_tile < own_tile)) | (
-            (other_tile >= own_tile) & (other_tile < edge)
-        )
-        gap = tl.sum(tl.where(is_between, tile_total[None, :, :], 0.0), 1)
-        is_upper = ((tile >> (level - 1)) & 1) == 1
-        factor = tl.exp2(gap + tl.where(is_upper[:, None], half, -half))
-        scaled = tl.where(is_upper[:, None, None], up, down) * factor[:, None, :]
-        k_scaled = tl.reshape(k_tiles * scaled, (BT, BK)).to(GRAM)
-        k_cols = tl.trans(k_scaled)
-        is_pair = ((i >> (level + 4)) == (j >> (level + 4))) & (
-            (i >> (level + 3)) > (j >> (level + 3))
-        )
-        gram = tl.where(
-            is_pair, tl.dot(k_scaled, k_cols, input_precision=PRECISION), gram
-        )
+    gram = tl.zeros((BT, BT), dtype=tl.float32)
+    read_gram = tl.zeros((BT, BT), dtype=tl.float32)
+    k_square = tl.zeros((BT,), dtype=tl.float32)
+    q_square = tl.zeros((BT,), dtype=tl.float32)
+    is_same = (i // TILE) == (j // TILE)
+    for block in range(0, BK, BC):
+        channel = block + tl.arange(0, BC)
+        is_channel = channel < K
+        is_in = is_row[:, None] & is_channel[None, :]
+        gate = tl.load(gate_ptr + i * stride_gt + channel[None, :], mask=is_in, other=0.0)
+        k = tl.load(k_ptr + i * stride_kt + channel[None, :], mask=is_in, other=0.0)
+        k = k.to(tl.float32)
+        k_square += tl.sum(k * k, 1)
+        bias = tl.load(dt_bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
+        g = (gate.to(tl.float32) + bias[None, :]) * rate
+        root = tl.rsqrt(1.0 + tl.exp2(g))  # the square root of the sigmoid, see above
+        g = tl.where(is_row[:, None], (lower_bound * 1.4426950408889634) * root * root, 0.0)
+
+        # Log2 decay from the tile's start; with h half of its total: 2^(L - h) and 2^(h - L).
+        local = tl.cumsum(tl.reshape(g, (NT, TILE, BC)), 1)
+        total = tl.sum(tl.reshape(g, (NT, TILE, BC)), 1)
+        half = 0.5 * total
+        up = tl.exp2(local - half[:, None, :])
+        down = tl.exp2(half[:, None, :] - local)
+        k_tiles = tl.reshape(k, (NT, TILE, BC))
+        k_up = k_tiles * up
+        k_down = k_tiles * down
+        k_rows = tl.reshape(k_up, (BT, BC)).to(GRAM)
+        k_cols = tl.trans(tl.reshape(k_down, (BT, BC)).to(GRAM))
+        near = tl.dot(k_rows, k_cols, input_precision=PRECISION)
+        gram += tl.where(is_same, near, 0.0)
+        # From the tile's start (2^L) and to its end (2^(total - L)), then the chunk's.
+        edge = tl.exp2(half)[:, None, :]
+        k_start = k_up * edge
+        k_end = k_down * edge
         if HAS_READS:
-            q_scaled = tl.reshape(q_tiles * scaled, (BT, BK)).to(GRAM)
-            read_gram = tl.where(
-                is_pair, tl.dot(q_scaled, k_cols, input_precision=PRECISION), read_gram
-            )
+            q = tl.load(q_ptr + i * stride_qt + channel[None, :], mask=is_in, other=0.0)
+            q = q.to(tl.float32)
+            q_square += tl.sum(q * q, 1)
+            q_up = tl.reshape(q, (NT, TILE, BC)) * up
+            q_rows = tl.reshape(q_up, (BT, BC)).to(GRAM)
+            near = tl.dot(q_rows, k_cols, input_precision=PRECISION)
+            read_gram += tl.where(is_same, near, 0.0)
+            q_start = q_up * edge
+        total_chunk = tl.sum(total, 0)
+        if NT == 2:
+            is_first = (tl.arange(0, 2) == 0)[:, None, None]
+            k_far = tl.reshape(tl.where(is_first, k_end, 0.0), (BT, BC)).to(GRAM)
+            k_late = tl.reshape(tl.where(is_first, 0.0, k_start), (BT, BC)).to(GRAM)
+            gram = tl.dot(k_late, tl.trans(k_far), acc=gram, input_precision=PRECISION)
+            # The other tile's decay.
+            across = tl.exp2(total_chunk[None, :] - total)[:, None, :]
+            k_start *= tl.where(is_first, 1.0, across)
+            k_end *= tl.where(is_first, across, 1.0)
+            if HAS_READS:
+                q_late = tl.reshape(tl.where(is_first, 0.0, q_start), (BT, BC)).to(GRAM)
+                read_gram = tl.dot(
+                    q_late, tl.trans(k_far), acc=read_gram, input_precision=PRECISION
+                )
+                q_start *= tl.where(is_first, 1.0, across)
+        offset = tile_start + i * BK + channel[None, :]
+        tl.store(erase_ptr + offset, tl.reshape(k_start, (BT, BC)).to(OPERAND))
+        tl.store(writes_ptr + offset, tl.reshape(k_end, (BT, BC)).to(OPERAND))
+        tl.store(decay_ptr + channel, tl.exp2(total_chunk))
+        if HAS_READS:
+            tl.store(reads_ptr + offset, tl.reshape(q_start, (BT, BC)).to(OPERAND))
 
-    lower = tl.where(i > j, gram * beta[:, None], 0.0)
-    inverse = _invert(lower, BT, NUM_LEVELS + 4, SOLVE, PRECISION)
-    solve = (inverse * beta[None, :]).to(OPERAND)
-
-    before = tl.sum(tl.where(other_tile < own_tile, tile_total[None, :, :], 0.0), 1)
-    total = tl.sum(tile_total, 0)
-    from_start = tl.exp2(before + half)
-    to_end = tl.exp2(total[None, :] - before - half)
-    k_start = tl.reshape(k_up * from_start[:, None, :], (BT, BK)).to(OPERAND)
-    k_end = tl.reshape(k_down * to_end[:, None, :], (BT, BK)).to(OPERAND)
-    tile_offset = pid * (BT * BK) + i * BK + channel[None, :]
-    pair_offset = pid * (BT * BT) + i * BT + j
-    erase = tl.dot(solve, k_start, input_precision=PRECISION)
-    tl.store(erase_ptr + tile_offset, (-erase).to(OPERAND))
-    tl.store(writes_ptr + tile_offset, k_end)
-    tl.store(solve_ptr + pair_offset, solve)
-    tl.store(decay_ptr + pid * BK + channel, tl.exp2(total))
+    k_norm = tl.rsqrt(k_square + 1e-6)
+    lower = tl.where(i > j, gram * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
+    inverse = _invert(lower, BT, SOLVE, PRECISION)
+    solve = inverse * beta[None, :]
+    pair_offset = pair_start + i * BT + j
+    # k is stored as it came: its norm is on both sides of the inverse.
+    erase_solve = (solve * -k_norm[:, None] * k_norm[None, :]).to(OPERAND)
+    tl.store(solve_ptr + pair_offset, (solve * k_norm[:, None]).to(OPERAND))
     if HAS_READS:
-        read_gram = tl.where(i >= j, read_gram, 0.0).to(OPERAND)
-        mix = tl.dot(read_gram, solve, input_precision=PRECISION).to(OPERAND)
-        q_start = tl.reshape(q_up * from_start[:, None, :], (BT, BK))
-        reads = q_start - tl.dot(mix, k_start, input_precision=PRECISION)
-        tl.store(reads_ptr + tile_offset, reads.to(OPERAND))
-        tl.store(mix_ptr + pair_offset, mix)
+        q_norm = tl.rsqrt(q_square + 1e-6) * scale
+        read_gram = tl.where(i >= j, read_gram * q_norm[:, None] * k_norm[None, :], 0.0)
+        mix = tl.dot(read_gram.to(OPERAND), solve.to(OPERAND), input_precision=PRECISION)
+        tl.store(mix_ptr + pair_offset, mix.to(OPERAND))
+        mix_k = (mix * -k_norm[None, :]).to(OPERAND)
+    tl.debug_barrier()
+    for block in range(0, BK, BC):
+        offset = tile_start + i * BK + (block + tl.arange(0, BC))[None, :]
+        k_start = tl.load(erase_ptr + offset)
+        erase = tl.dot(erase_solve, k_start, input_precision=PRECISION)
+        if HAS_READS:
+            q_start = tl.load(reads_ptr + offset).to(tl.float32) * q_norm[:, None]
+            reads = tl.dot(mix_k, k_start, acc=q_start, input_precision=PRECISION)
+        tl.debug_barrier()
+        tl.store(erase_ptr + offset, erase.to(OPERAND))
+        if HAS_READS:
+            tl.store(reads_ptr + offset, reads.to(OPERAND))

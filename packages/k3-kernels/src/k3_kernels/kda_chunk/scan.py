@@ -78,51 +78,44 @@ def scan_kernel(
     else:
         state = tl.zeros((BV, BK), dtype=tl.float32)
 
-    tile_offset = (first_chunk * num_heads + head) * (BT * BK)
-    tile_offset = tile_offset + row[:, None] * BK + channel[None, :]
-    pair_offset = (first_chunk * num_heads + head) * (BT * BT)
-    pair_offset = pair_offset + row[:, None] * BT + row[None, :]
-    decay_offset = (first_chunk * num_heads + head) * BK + channel
-    erase_ptr += tile_offset
-    writes_ptr += tile_offset
-    solve_ptr += pair_offset
-    decay_ptr += decay_offset
-    v_ptr += (first + row)[:, None] * stride_vt + head * stride_vh + value[None, :]
-    if not IS_SUMMARY:
-        reads_ptr += tile_offset
-        mix_ptr += pair_offset
-        o_ptr += (first + row)[:, None] * stride_ot + head * stride_oh + value[None, :]
-    tile_step = num_heads * (BT * BK)
-    pair_step = num_heads * (BT * BT)
+    # One scalar base a tensor moves with the chunk; the offsets inside a tile are shared.
+    tile = first_chunk * num_heads + head
+    tile_offset = row[:, None] * BK + channel[None, :]
+    pair_offset = row[:, None] * BT + row[None, :]
+    v_ptr += first * stride_vt + head * stride_vh + block * BV
+    o_ptr += first * stride_ot + head * stride_oh + block * BV
+    v_offset = row[:, None] * stride_vt + tl.arange(0, BV)[None, :]
+    o_offset = row[:, None] * stride_ot + tl.arange(0, BV)[None, :]
+    is_value = (value < V)[None, :]
 
+    # The decay feeds no product, so the pipeliner leaves it: loaded a chunk ahead by hand.
+    decay = tl.load(decay_ptr + tile * BK + channel, mask=channel < num_tokens * BK, other=1.0)
     for start in range(0, num_tokens, BT):
-        is_token = (start + row < num_tokens)[:, None] & (value < V)[None, :]
-        v = tl.load(v_ptr, mask=is_token, other=0.0)
-        v_t = tl.trans(v.to(OPERAND))
-        erase = tl.load(erase_ptr)
-        writes = tl.load(writes_ptr)
-        solve = tl.load(solve_ptr)
-        decay = tl.load(decay_ptr)
+        is_token = (row < num_tokens - start)[:, None] & is_value
+        v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
+        erase = tl.load(erase_ptr + tile * (BT * BK) + tile_offset)
+        writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
+        solve = tl.load(solve_ptr + tile * (BT * BT) + pair_offset)
+        is_more = channel < (num_tokens - start - BT) * BK
+        next_decay = tl.load(
+            decay_ptr + (tile + num_heads) * BK + channel, mask=is_more, other=1.0
+        )
         state_operand = state.to(OPERAND)
         delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
         delta = tl.dot(state_operand, tl.trans(erase), acc=delta, input_precision=PRECISION)
         if not IS_SUMMARY:
-            mix = tl.load(mix_ptr)
-            reads = tl.load(reads_ptr)
+            mix = tl.load(mix_ptr + tile * (BT * BT) + pair_offset)
+            reads = tl.load(reads_ptr + tile * (BT * BK) + tile_offset)
             out = tl.dot(v_t, tl.trans(mix), input_precision=PRECISION)
             out = tl.dot(state_operand, tl.trans(reads), acc=out, input_precision=PRECISION)
         state = state * decay[None, :]
         state = tl.dot(delta.to(OPERAND), writes, acc=state, input_precision=PRECISION)
         if not IS_SUMMARY:
-            tl.store(o_ptr, tl.trans(out).to(o_ptr.dtype.element_ty), mask=is_token)
+            tl.store(o_ptr + o_offset, tl.trans(out).to(o_ptr.dtype.element_ty), mask=is_token)
             o_ptr += BT * stride_ot
-            mix_ptr += pair_step
-            reads_ptr += tile_step
         v_ptr += BT * stride_vt
-        erase_ptr += tile_step
-        writes_ptr += tile_step
-        solve_ptr += pair_step
-        decay_ptr += num_heads * BK
+        tile += num_heads
+        decay = next_decay
 
     if HAS_FINAL:
         offset = (final_index * num_heads + head) * (V * K)

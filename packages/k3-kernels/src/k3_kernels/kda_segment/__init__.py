@@ -1,0 +1,1 @@
+"""Triton kernels of kda_segment (report 1.6, 1.7)."""
