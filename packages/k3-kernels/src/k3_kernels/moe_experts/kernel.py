@@ -1,15 +1,16 @@
 """Grouped products of sorted rows with expert weights, plain or MXFP4 (report 4, 4.4).
 
 The weight tile is the left operand, [BN outputs x BK inputs] times [BK x BM rows]: with few rows
-an expert (decode) wgmma still gets its 64 rows from BN, and an unpacked MXFP4 tile can go to it
-from registers. A 32-bit word w of an MXFP4 row holds columns 8w .. 8w + 7. Its nibbles i and i + 4
-become the two halves of one register; instead of bringing columns back in order the activations
-are kept in four parts (columns 8w + i and 8w + i + 4 of all w make part i), four products a step. An up-projection writes its result in
-parts for the down-projection at no cost, by taking the weight's rows in that order.
+an expert (decode) wgmma still gets its 64 rows from BN, and an unpacked MXFP4 tile goes to it from
+registers. Word w (32 bits) of an MXFP4 row holds columns 8w .. 8w + 7; its nibbles i and i + 4
+become the two halves of one register. Instead of bringing columns back in order, the activations
+are kept in four parts (columns 8w + i and 8w + i + 4 of all w make part i), four products a step.
+An up-projection writes its result in parts for the down-projection at no cost, by taking the
+weight's rows in that order.
 
-Unpacking costs about 4 instructions a weight (SASS of a loop), which at 112 x (3584 -> 6144) is
-0.34 ms of issue slots on an H200: memory and issue bind about equally. Floors at 112 x (3584 -> 6144): weights
-once, 0.31 ms in MXFP4 and 1.16 ms in bfloat16.
+Unpacking costs about 4 instructions a weight (counted in the compiled loop), at 112 x (3584 ->
+6144) 0.34 ms of issue slots on an H200; memory floors there are 0.31 ms in MXFP4 and 1.16 ms in
+bfloat16.
 
 Legend: R rows sorted by expert, E experts, N outputs, K inputs, T tokens, k routes a token.
 """

@@ -1,0 +1,1 @@
+"""Triton kernel of mla_prefill."""
