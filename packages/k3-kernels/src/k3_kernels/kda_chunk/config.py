@@ -72,7 +72,7 @@ _HALF = {
     32: Blocks(64, 32),
     64: Blocks(64, 64),
     128: Blocks(64, 128, scan_warps=8),
-    256: Blocks(32, 64),
+    256: Blocks(32, 64, scan_warps=8),
 }
 _FLOAT = {
     16: Blocks(32, 16, scan_stages=1, tile=16),

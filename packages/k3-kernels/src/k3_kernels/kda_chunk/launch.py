@@ -194,7 +194,7 @@ def _start_states(
         NUM_BLOCKS=num_blocks,
         HAS_INITIAL=initial is not None,
         PRECISION=precision.map_dot,
-        num_warps=4,
+        num_warps=8,
         num_stages=1,
     )
     return starts

@@ -206,8 +206,8 @@ def decode_kernel(
         g = (lower_bound * 1.4426950408889634) / (1.0 + tl.exp2((gate + bias) * rate))
         state *= tl.exp2(g)[None, :]
         write = beta * (v - tl.sum(state * k[None, :], 1))
+        o = tl.sum(state * q[None, :], 1) + write * tl.sum(k * q, 0)
         state += write[:, None] * k[None, :]
-        o = tl.sum(state * q[None, :], 1)
         out_gate = tl.load(out_gate_ptr + w * stride_zw, mask=is_value, other=0.0)
         o *= tl.rsqrt(tl.sum(o * o, 0) / V + eps) * norm * _sigmoid(out_gate.to(tl.float32))
         o = tl.where(is_live, o, 0.0)
@@ -217,12 +217,8 @@ def decode_kernel(
     if num_commit > num_tokens:
         num_commit = 0  # nothing is committed, so the window stays as the state does
     if num_commit > 0:
-        q_ptr = x_ptr + q_first
-        k_ptr = x_ptr + k_first
-        v_ptr = x_ptr + v_first
-        tl.debug_barrier()
         _advance_window(
-            q_ptr,
+            x_ptr + q_first,
             window_ptr + q_first * (TAPS - 1),
             num_commit,
             channel,
@@ -232,7 +228,7 @@ def decode_kernel(
             BTAPS,
         )
         _advance_window(
-            k_ptr,
+            x_ptr + k_first,
             window_ptr + k_first * (TAPS - 1),
             num_commit,
             channel,
@@ -242,7 +238,7 @@ def decode_kernel(
             BTAPS,
         )
         _advance_window(
-            v_ptr,
+            x_ptr + v_first,
             window_ptr + v_first * (TAPS - 1),
             num_commit,
             value,

@@ -98,10 +98,10 @@ def step_kernel(
         g = (lower_bound * 1.4426950408889634) / (1.0 + tl.exp2((gate + bias) * rate))
         beta = 1.0 / (1.0 + tl.exp2(beta * -1.4426950408889634))
         state *= tl.exp2(g)[None, :]
+        # Both reads of the decayed state at once: S q after the write is S q + write (k q).
         write = beta * (v - tl.sum(state * k[None, :], 1))
+        o = tl.sum(state * q[None, :], 1) + write * tl.sum(k * q, 0)
+        o = tl.where(is_live, o, 0.0)
         state += write[:, None] * k[None, :]
-        o = tl.where(is_live, tl.sum(state * q[None, :], 1), 0.0)
-        tl.store(
-            o_ptr + w * (num_heads * V), o.to(o_ptr.dtype.element_ty), mask=is_value
-        )
+        tl.store(o_ptr + w * (num_heads * V), o.to(o_ptr.dtype.element_ty), mask=is_value)
         tl.store(state_ptr, state, mask=is_state & (w + 1 == num_commit))

@@ -1,0 +1,47 @@
+"""Timing on a CUDA device for benchmarks/kernels.py: events, graph replay, the copy rate."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+WARMUP = 10
+
+
+def event_us(run: Callable[[], object], repeats: int) -> float:
+    """Median of `repeats` single calls, each between two events; includes launch gaps."""
+    for _ in range(WARMUP):
+        run()
+    torch.cuda.synchronize()
+    pairs = []
+    for _ in range(repeats):
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        pair[0].record()
+        run()
+        pair[1].record()
+        pairs.append(pair)
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def graph_us(runs: Sequence[Callable[[], object]], repeats: int) -> float:
+    """Median time of one call when all `runs`, one after another, are replayed as one graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for run in runs:
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    return event_us(graph.replay, repeats) / len(runs)
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a large device copy."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (event_us(lambda: target.copy_(source), 20) * 1e-6)
