@@ -1,0 +1,1 @@
+"""Triton kernels of mla_decode: split over the context, then reduced."""

@@ -1,0 +1,141 @@
+"""mla_decode by Triton. B sequences, H heads, C latent, R shared key, P pages of L tokens."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from k3_core.ops.mla_decode import reference
+from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
+from k3_kernels.mla_decode.kernel import mla_decode_kernel, reduce_kernel
+
+
+class Tile(NamedTuple):
+    """Most heads and tokens of a step, warps, pipeline stages."""
+
+    heads: int
+    tokens: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = {2: Tile(64, 64, 8, 2), 4: Tile(16, 16, 4, 1)}
+"""By the bytes of a value. 16-bit at C + R = 576: 72 KiB of queries and as much a stage."""
+PROGRAMS_PER_PROCESSOR = 4
+"""Pieces are cut until there are this many programs for each multiprocessor."""
+MAX_SPLITS = 64
+
+
+def mla_decode(
+    q_latent_BHC: Tensor,
+    q_rope_BHR: Tensor,
+    pages_PLX: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """As `mla_decode.reference`: o_latent [B, H, C], zeros for a sequence of length 0.
+
+    Entries of the page table past a sequence's length are never followed; cache rows past it are
+    never read. The number of pieces follows from shapes only, so a graph can be replayed while
+    lengths grow. Calls that need gradients run the reference.
+    """
+    if needs_grad(q_latent_BHC, q_rope_BHR, pages_PLX):
+        return reference.mla_decode(
+            q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B, scale=scale
+        )
+    _check(q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B)
+    num_rows, num_heads, latent = q_latent_BHC.shape
+    out_BHC = torch.empty(q_latent_BHC.shape, dtype=q_latent_BHC.dtype, device=pages_PLX.device)
+    if not out_BHC.numel():
+        return out_BHC
+    q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM = (
+        last_contiguous(x) for x in (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM)
+    )
+    tile = TILES[q_latent_BHC.element_size()]
+    block_heads = max(16, min(tile.heads, triton.next_power_of_2(num_heads)))
+    head_blocks = triton.cdiv(num_heads, block_heads)
+    max_length = page_table_BM.shape[1] * pages_PLX.shape[1]
+    splits = num_splits(num_rows * head_blocks, triton.cdiv(max_length, tile.tokens), out_BHC.device)
+    like = {"dtype": torch.float32, "device": out_BHC.device}
+    part_BHSC = torch.empty(num_rows, num_heads, splits, latent, **like)
+    lse_BHS = torch.empty(num_rows, num_heads, splits, **like)
+    padded = triton.next_power_of_2(latent)
+    mla_decode_kernel[(num_rows * splits * head_blocks,)](
+        q_latent_BHC,
+        q_rope_BHR,
+        pages_PLX,
+        page_table_BM,
+        lengths_B.contiguous(),
+        part_BHSC,
+        lse_BHS,
+        num_heads,
+        *q_latent_BHC.stride()[:2],
+        *q_rope_BHR.stride()[:2],
+        *pages_PLX.stride()[:2],
+        page_table_BM.stride(0),
+        max_length,
+        scale * math.log2(math.e),
+        L=pages_PLX.shape[1],
+        C=latent,
+        CPAD=max(16, padded),
+        R=q_rope_BHR.shape[2],
+        RPAD=max(16, triton.next_power_of_2(q_rope_BHR.shape[2])),
+        SPLITS=splits,
+        BH=block_heads,
+        BN=tile.tokens,
+        PRECISION=dot_precision(q_latent_BHC.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    reduce_kernel[(num_rows * num_heads,)](
+        part_BHSC,
+        lse_BHS,
+        out_BHC,
+        C=latent,
+        CPAD=padded,
+        SPLITS=splits,
+        SPAD=triton.next_power_of_2(splits),
+        num_warps=4,
+    )
+    return out_BHC
+
+
+def num_splits(num_programs: int, num_steps: int, device: torch.device) -> int:
+    """A power of two of pieces a sequence: enough programs for the card, at least a step each."""
+    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * _processors(device), num_programs)
+    return triton.next_power_of_2(max(1, min(wanted, num_steps, MAX_SPLITS)))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _check(
+    q_latent_BHC: Tensor,
+    q_rope_BHR: Tensor,
+    pages_PLX: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+) -> None:
+    check_floats("mla_decode", q_latent=q_latent_BHC, q_rope=q_rope_BHR, pages=pages_PLX)
+    if pages_PLX.shape[-1] != q_latent_BHC.shape[-1] + q_rope_BHR.shape[-1]:
+        raise ValueError(
+            f"mla_decode: pages hold {pages_PLX.shape[-1]} values a token, the queries need "
+            f"{q_latent_BHC.shape[-1]} + {q_rope_BHR.shape[-1]}"
+        )
+    rows = {len(x) for x in (q_latent_BHC, q_rope_BHR, page_table_BM, lengths_B)}
+    if len(rows) > 1 or q_latent_BHC.dtype != q_rope_BHR.dtype:
+        raise ValueError(
+            f"mla_decode: queries, page table and lengths have {sorted(rows)} rows, the queries "
+            f"are {q_latent_BHC.dtype} and {q_rope_BHR.dtype}; use one number and one dtype"
+        )

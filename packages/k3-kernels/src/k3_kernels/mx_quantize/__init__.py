@@ -1,0 +1,1 @@
+"""Triton kernels of MXFP4 and MXFP8 quantisation."""

@@ -1,0 +1,92 @@
+"""MXFP4 and MXFP8 codes with E8M0 scales, by integer arithmetic on float32 bits (report 8.7).
+
+Multiplication by a power of two is exact, and rounding to nearest, ties to even, is an addition
+below the last kept bit: the results equal the float64 reference bit for bit. Bandwidth bound.
+"""
+
+import triton
+import triton.language as tl
+
+NAN_SCALE = tl.constexpr(255)
+
+
+@triton.jit
+def exponent_field(x):
+    """Biased exponent of non-negative float32 values; 0 for zero and subnormals, 255 for NaN."""
+    return (x.to(tl.int32, bitcast=True) >> 23) & 255
+
+
+@triton.jit
+def round_bits(x, DROP: tl.constexpr):
+    """Bits of x >= 0 without the last DROP, rounded to nearest, ties to even."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)) >> DROP
+
+
+@triton.jit
+def times_power(x, byte):
+    """x * 2^(127 - byte) for bytes 0..253: x in units of its block's scale."""
+    return x * ((254 - byte) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e2m1_code(x):
+    """Nearest E2M1 code of a value in units of the scale; above 6 it saturates."""
+    magnitude = tl.abs(x)
+    # From 1 on a code is exponent and one mantissa bit; below, multiples of 0.5, which adding
+    # 2^22 leaves in the last bits.
+    normal = round_bits(magnitude, 22) - 252
+    small = (magnitude + 4194304.0).to(tl.int32, bitcast=True) - 0x4A800000
+    code = tl.minimum(tl.where(magnitude < 1.0, small, normal), 7)
+    return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
+def e4m3_code(x):
+    """Nearest E4M3 code of a value in units of the scale; above 448 it saturates."""
+    magnitude = tl.minimum(tl.abs(x), 448.0)
+    normal = round_bits(magnitude, 20) - 960
+    small = (magnitude + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0.015625, small, normal)
+    return code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
+
+
+@triton.jit
+def mxfp4_kernel(
+    w_ptr, packed_ptr, scale_ptr, num_blocks, LARGEST: tl.constexpr, BG: tl.constexpr
+):
+    """BG blocks of 32 values: scale by the floor rule; 255 marks values that cannot be coded."""
+    g = tl.program_id(0).to(tl.int64) * BG + tl.arange(0, BG)
+    is_block = (g < num_blocks)[:, None]
+    at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
+    w = tl.load(w_ptr + at, mask=is_block, other=0.0).to(tl.float32)
+    is_bad = tl.max(((w != w) | (tl.abs(w) > LARGEST)).to(tl.int32), axis=1) != 0
+    largest = tl.max(tl.where(w == w, tl.abs(w), 0.0), axis=1)
+    byte = tl.maximum(exponent_field(largest) - 2, 0)
+    code = e2m1_code(times_power(w, byte[:, None]))
+    low, high = tl.split(code.reshape((BG, 16, 2)))
+    packed_at = packed_ptr + g[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(packed_at, (low | (high << 4)).to(tl.uint8), mask=is_block)
+    byte = tl.where(is_bad, NAN_SCALE, byte)
+    tl.store(scale_ptr + g, byte.to(tl.uint8), mask=g < num_blocks)
+
+
+@triton.jit
+def mxfp8_kernel(w_ptr, code_ptr, scale_ptr, num_blocks, IS_CEIL: tl.constexpr, BG: tl.constexpr):
+    """BG blocks of 32 values; the scale's exponent is floor or ceiling of log2(largest / 448)."""
+    g = tl.program_id(0).to(tl.int64) * BG + tl.arange(0, BG)
+    is_block = (g < num_blocks)[:, None]
+    at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
+    w = tl.load(w_ptr + at, mask=is_block, other=0.0).to(tl.float32)
+    is_bad = tl.max(((w != w) | (tl.abs(w) == float("inf"))).to(tl.int32), axis=1) != 0
+    largest = tl.max(tl.where(w == w, tl.abs(w), 0.0), axis=1)
+    byte = exponent_field(largest) - 8
+    if IS_CEIL:
+        # 448 = 1.75 * 2^8: a mantissa above 1.75 needs the next power of two.
+        mantissa = largest.to(tl.int32, bitcast=True) & 0x7FFFFF
+        byte += (mantissa > 0x600000).to(tl.int32)
+    byte = tl.maximum(byte, 0)
+    code = e4m3_code(times_power(w, byte[:, None]))
+    tl.store(code_ptr + at, tl.where(is_bad[:, None], 127, code).to(tl.uint8), mask=is_block)
+    byte = tl.where(is_bad, NAN_SCALE, byte)
+    tl.store(scale_ptr + g, byte.to(tl.uint8), mask=g < num_blocks)
