@@ -113,7 +113,9 @@ def chunked_error(row: Chunked, inputs: Inputs) -> tuple[float, float]:
     state = inputs.named["initial_state_NHVK"][:, heads]
     named = {**inputs.named, "initial_state_NHVK": state}
     o, final = kda_chunk(*args, **named)
-    expected = oracle(*(x.double() for x in args), **{**named, "initial_state_NHVK": state.double()})
+    expected = oracle(
+        *(x.double() for x in args), **{**named, "initial_state_NHVK": state.double()}
+    )
     pairs = zip((o, final), expected, strict=True)
     ratios = [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
     return ratios[0], ratios[1]

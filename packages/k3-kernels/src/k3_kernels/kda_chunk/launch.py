@@ -162,7 +162,9 @@ def run_maps(
     num_heads, num_v = v_THV.shape[1:]
     maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
     shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
-    _run_scan(last_contiguous(v_THV), None, tiles, pieces, None, shifts, maps, num_k, blocks, precision)
+    _run_scan(
+        last_contiguous(v_THV), None, tiles, pieces, None, shifts, maps, num_k, blocks, precision
+    )
     return maps, shifts
 
 

@@ -97,9 +97,7 @@ def scan_kernel(
         writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
         solve = tl.load(solve_ptr + tile * (BT * BT) + pair_offset)
         is_more = channel < (num_tokens - start - BT) * BK
-        next_decay = tl.load(
-            decay_ptr + (tile + num_heads) * BK + channel, mask=is_more, other=1.0
-        )
+        next_decay = tl.load(decay_ptr + (tile + num_heads) * BK + channel, mask=is_more, other=1.0)
         state_operand = state.to(OPERAND)
         delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
         delta = tl.dot(state_operand, tl.trans(erase), acc=delta, input_precision=PRECISION)
@@ -123,6 +121,4 @@ def scan_kernel(
     if IS_SUMMARY:
         offset = (final_index * num_heads + head) * (K * K)
         is_unit = ((unit >= 0) & (unit < K))[:, None] & (channel < K)[None, :]
-        tl.store(
-            map_ptr + offset + unit[:, None] * K + channel[None, :], state, mask=is_unit
-        )
+        tl.store(map_ptr + offset + unit[:, None] * K + channel[None, :], state, mask=is_unit)

@@ -87,7 +87,11 @@ def kda_decode(
     )
     if y_BWHV.numel() == 0:
         return y_BWHV
-    x, gate, out_gate = last_contiguous(x_BWC), last_contiguous(gate_BWHK), last_contiguous(out_gate_BWHV)
+    x, gate, out_gate = (
+        last_contiguous(x_BWC),
+        last_contiguous(gate_BWHK),
+        last_contiguous(out_gate_BWHV),
+    )
     commit = slots_B if num_commit_B is None else num_commit_B
     width, num_taps = block_width(num_k), conv_weight_C1R.shape[2]
     decode_kernel[(num_rows * num_heads,)](

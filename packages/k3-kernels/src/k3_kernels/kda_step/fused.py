@@ -48,9 +48,7 @@ def _convolve(
         mask=is_tap & (source < 0)[None, :],
         other=0.0,
     )
-    weight = tl.load(
-        weight_ptr + channel[:, None] * TAPS + tap[None, :], mask=is_tap, other=0.0
-    )
+    weight = tl.load(weight_ptr + channel[:, None] * TAPS + tap[None, :], mask=is_tap, other=0.0)
     taps = (new.to(tl.float32) + old.to(tl.float32)) * weight.to(tl.float32)
     y = tl.sum(taps, 1)
     return y * _sigmoid(y)

@@ -21,7 +21,12 @@ from k3_kernels.launch import last_contiguous
 
 
 def check_pool(
-    op: str, state_SHVK: Tensor, slots_B: Tensor, num_commit_B: Tensor | None, rows: int, tokens: int
+    op: str,
+    state_SHVK: Tensor,
+    slots_B: Tensor,
+    num_commit_B: Tensor | None,
+    rows: int,
+    tokens: int,
 ) -> None:
     """Raise for a pool, slots or commit counts that do not fit; values only on the CPU."""
     if state_SHVK.stride(-1) != 1 or state_SHVK.stride(-2) != state_SHVK.shape[-1]:

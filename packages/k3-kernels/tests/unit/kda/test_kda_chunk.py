@@ -29,7 +29,9 @@ def errors(args, offsets, state, bound=-5.0, **options):
     named = {"lower_bound": bound, "cu_seqlens_N1": offsets, "output_final_state": True}
     o, final = kda_chunk(*args, **named, initial_state_NHVK=state, **options)
     expected = reference(
-        *(x.double() for x in args), **named, initial_state_NHVK=None if state is None else state.double()
+        *(x.double() for x in args),
+        **named,
+        initial_state_NHVK=None if state is None else state.double(),
     )
     assert o.dtype == args[2].dtype and final.dtype == torch.float32
     return [relative_error(a, b) for a, b in zip((o, final), expected, strict=True)]
@@ -53,7 +55,8 @@ def test_default_blocks_and_no_initial_state(device):
 
 @pytest.mark.parametrize("blocks", [WIDE, TWO])
 @pytest.mark.parametrize(
-    "gate, bound", [((1.0, -9.0), -5.0), ((0.0, 60.0), -5.0), ((0.0, -60.0), -5.0), ((8.0, 0.0), -0.5)]
+    "gate, bound",
+    [((1.0, -9.0), -5.0), ((0.0, 60.0), -5.0), ((0.0, -60.0), -5.0), ((8.0, 0.0), -0.5)],
 )
 def test_gates_from_bound_to_bound(gate, bound, blocks, device):
     args, offsets, state = draw((130,), 1, 32, 16, device, gate=gate)
