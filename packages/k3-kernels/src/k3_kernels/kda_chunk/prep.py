@@ -99,8 +99,12 @@ def prep_kernel(
     is_row = row < count
     i = row[:, None]
     j = row[None, :]
+    # sigmoid(x) |bound| = 1 / (c + c 2^(-x log2 e)), taken as the square of one rsqrt: a division
+    # costs eight instructions. The rate is kept from 0, so that a raw gate of -inf (rows beyond the
+    # end) gives no decay.
     rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
-    rate *= -1.4426950408889634
+    rate = -1.4426950408889634 * tl.maximum(rate, 1e-30)
+    inverse_bound = -1.0 / (lower_bound * 1.4426950408889634)
     beta = tl.load(
         beta_ptr + first * stride_bt + head * stride_bh + row * stride_bt, mask=is_row, other=0.0
     )
@@ -122,21 +126,23 @@ def prep_kernel(
         channel = block + tl.arange(0, BC)
         is_channel = channel < K
         is_in = is_row[:, None] & is_channel[None, :]
-        gate = tl.load(gate_ptr + i * stride_gt + channel[None, :], mask=is_in, other=0.0)
+        gate = tl.load(
+            gate_ptr + i * stride_gt + channel[None, :], mask=is_in, other=float("-inf")
+        )
         k = tl.load(k_ptr + i * stride_kt + channel[None, :], mask=is_in, other=0.0)
         k = k.to(tl.float32)
         k_square += tl.sum(k * k, 1)
         bias = tl.load(dt_bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
-        g = (gate.to(tl.float32) + bias[None, :]) * rate
-        root = tl.rsqrt(1.0 + tl.exp2(g))  # the square root of the sigmoid, see above
-        g = tl.where(is_row[:, None], (lower_bound * 1.4426950408889634) * root * root, 0.0)
+        g = tl.exp2((gate.to(tl.float32) + bias[None, :]) * rate)
+        root = tl.rsqrt(inverse_bound + inverse_bound * g)
+        g = tl.reshape(-root * root, (NT, TILE, BC))
 
-        # Log2 decay from the tile's start; with h half of its total: 2^(L - h) and 2^(h - L).
-        local = tl.cumsum(tl.reshape(g, (NT, TILE, BC)), 1)
-        total = tl.sum(tl.reshape(g, (NT, TILE, BC)), 1)
+        # Log2 decay from the tile's start, less half of the tile's total; both exponentials.
+        total = tl.sum(g, 1)
         half = 0.5 * total
-        up = tl.exp2(local - half[:, None, :])
-        down = tl.exp2(half[:, None, :] - local)
+        local = tl.cumsum(g, 1) - half[:, None, :]
+        up = tl.exp2(local)
+        down = tl.exp2(-local)
         k_tiles = tl.reshape(k, (NT, TILE, BC))
         k_up = k_tiles * up
         k_down = k_tiles * down
@@ -144,10 +150,23 @@ def prep_kernel(
         k_cols = tl.trans(tl.reshape(k_down, (BT, BC)).to(GRAM))
         near = tl.dot(k_rows, k_cols, input_precision=PRECISION)
         gram += tl.where(is_same, near, 0.0)
-        # From the tile's start (2^L) and to its end (2^(total - L)), then the chunk's.
-        edge = tl.exp2(half)[:, None, :]
-        k_start = k_up * edge
-        k_end = k_down * edge
+        # Factors that move the anchor to the chunk's start and end, and for keys and queries of
+        # different tiles to the edge between them (zero for the tiles that take no such part).
+        edge = tl.exp2(half)
+        total_chunk = tl.sum(total, 0)
+        if NT == 2:
+            is_first = (tl.arange(0, 2) == 0)[:, None]
+            across = tl.exp2(total_chunk[None, :] - total)
+            to_start = tl.where(is_first, edge, edge * across)[:, None, :]
+            to_end = tl.where(is_first, edge * across, edge)[:, None, :]
+            early = tl.where(is_first, edge, 0.0)[:, None, :]
+            late = tl.where(is_first, 0.0, edge)[:, None, :]
+            k_far = tl.trans(tl.reshape(k_down * early, (BT, BC)).to(GRAM))
+            k_late = tl.reshape(k_up * late, (BT, BC)).to(GRAM)
+            gram = tl.dot(k_late, k_far, acc=gram, input_precision=PRECISION)
+        else:
+            to_start = edge[:, None, :]
+            to_end = edge[:, None, :]
         if HAS_READS:
             q = tl.load(q_ptr + i * stride_qt + channel[None, :], mask=is_in, other=0.0)
             q = q.to(tl.float32)
@@ -156,29 +175,15 @@ def prep_kernel(
             q_rows = tl.reshape(q_up, (BT, BC)).to(GRAM)
             near = tl.dot(q_rows, k_cols, input_precision=PRECISION)
             read_gram += tl.where(is_same, near, 0.0)
-            q_start = q_up * edge
-        total_chunk = tl.sum(total, 0)
-        if NT == 2:
-            is_first = (tl.arange(0, 2) == 0)[:, None, None]
-            k_far = tl.reshape(tl.where(is_first, k_end, 0.0), (BT, BC)).to(GRAM)
-            k_late = tl.reshape(tl.where(is_first, 0.0, k_start), (BT, BC)).to(GRAM)
-            gram = tl.dot(k_late, tl.trans(k_far), acc=gram, input_precision=PRECISION)
-            # The other tile's decay.
-            across = tl.exp2(total_chunk[None, :] - total)[:, None, :]
-            k_start *= tl.where(is_first, 1.0, across)
-            k_end *= tl.where(is_first, across, 1.0)
-            if HAS_READS:
-                q_late = tl.reshape(tl.where(is_first, 0.0, q_start), (BT, BC)).to(GRAM)
-                read_gram = tl.dot(
-                    q_late, tl.trans(k_far), acc=read_gram, input_precision=PRECISION
-                )
-                q_start *= tl.where(is_first, 1.0, across)
+            if NT == 2:
+                q_late = tl.reshape(q_up * late, (BT, BC)).to(GRAM)
+                read_gram = tl.dot(q_late, k_far, acc=read_gram, input_precision=PRECISION)
         offset = tile_start + i * BK + channel[None, :]
-        tl.store(erase_ptr + offset, tl.reshape(k_start, (BT, BC)).to(OPERAND))
-        tl.store(writes_ptr + offset, tl.reshape(k_end, (BT, BC)).to(OPERAND))
+        tl.store(erase_ptr + offset, tl.reshape(k_up * to_start, (BT, BC)).to(OPERAND))
+        tl.store(writes_ptr + offset, tl.reshape(k_down * to_end, (BT, BC)).to(OPERAND))
         tl.store(decay_ptr + channel, tl.exp2(total_chunk))
         if HAS_READS:
-            tl.store(reads_ptr + offset, tl.reshape(q_start, (BT, BC)).to(OPERAND))
+            tl.store(reads_ptr + offset, tl.reshape(q_up * to_start, (BT, BC)).to(OPERAND))
 
     k_norm = tl.rsqrt(k_square + 1e-6)
     lower = tl.where(i > j, gram * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
