@@ -62,7 +62,8 @@ def mla_decode(
     block_heads = max(16, min(tile.heads, triton.next_power_of_2(num_heads)))
     head_blocks = triton.cdiv(num_heads, block_heads)
     max_length = page_table_BM.shape[1] * pages_PLX.shape[1]
-    splits = num_splits(num_rows * head_blocks, triton.cdiv(max_length, tile.tokens), out_BHC.device)
+    num_steps = triton.cdiv(max_length, tile.tokens)
+    splits = num_splits(num_rows * head_blocks, num_steps, out_BHC.device)
     like = {"dtype": torch.float32, "device": out_BHC.device}
     part_BHSC = torch.empty(num_rows, num_heads, splits, latent, **like)
     lse_BHS = torch.empty(num_rows, num_heads, splits, **like)

@@ -28,9 +28,7 @@ def load_keys(
 
 
 @triton.jit
-def load_values(
-    v, row, is_key, stride, V: tl.constexpr, VPAD: tl.constexpr, IS_TMA: tl.constexpr
-):
+def load_values(v, row, is_key, stride, V: tl.constexpr, VPAD: tl.constexpr, IS_TMA: tl.constexpr):
     """A tile of values [BN, VPAD]; rows past the sequence are zero, since 0 * NaN is NaN."""
     if IS_TMA:
         return v.load([row, 0])

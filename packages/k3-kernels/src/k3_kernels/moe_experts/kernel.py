@@ -101,7 +101,14 @@ def mx_product(
 
 @triton.jit
 def plain_product(
-    acc, w_row, is_out, x_row, is_row, start, K: tl.constexpr, BK: tl.constexpr,
+    acc,
+    w_row,
+    is_out,
+    x_row,
+    is_row,
+    start,
+    K: tl.constexpr,
+    BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """acc [BN, BM] plus BK columns of weights times those of x."""

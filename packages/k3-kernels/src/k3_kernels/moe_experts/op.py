@@ -24,7 +24,7 @@ from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 
 
 class Tile(NamedTuple):
-    """rows x outputs of a program, inputs (words of 8 when packed) a step, warps, pipeline stages."""
+    """Rows x outputs of a program, inputs (words of 8 if packed) a step, warps, stages."""
 
     rows: int
     outputs: int
@@ -64,6 +64,7 @@ def moe_experts(
         return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     check_floats("moe_experts", x=x_TD, weight=weight_Tk)
+    _check_shapes(x_TD, w1, w3, w2)
     num_tokens, num_routes = idx_Tk.shape
     out_TD = torch.empty(num_tokens, w2.shape[1], dtype=x_TD.dtype, device=x_TD.device)
     if not out_TD.numel():
@@ -72,7 +73,7 @@ def moe_experts(
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
     plan = make_plan(idx_Tk, w1.shape[0], tile.rows)
     h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, tile, _is_packed(w2))
-    y_RD = grouped(h_RI, plan, num_routes, w2, None, None, tile, is_gather=False, is_split=False)
+    y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, tile=tile, is_gather=False)
     block = min(1024, triton.next_power_of_2(out_TD.shape[1]))
     combine_kernel[(num_tokens * triton.cdiv(out_TD.shape[1], block),)](
         y_RD,
@@ -106,12 +107,12 @@ def up_project(
     is_split: bool,
 ) -> Tensor:
     """activation(w1 x, w3 x) of every sorted row [R, I], in four parts when `is_split`."""
-    x_TD = split_columns(x_TD) if _is_packed(w1) else x_TD.contiguous()
-    make = partial(grouped, x_TD, plan, num_routes, is_gather=True, is_split=is_split)
     betas = situ_betas(activation)
+    make = partial(grouped, plan=plan, num_routes=num_routes, tile=tile, is_gather=True)
     if betas is not None and _is_packed(w1) == _is_packed(w3):
-        return make(w1, w3, betas, tile)
-    return activation(make(w1, None, None, tile), make(w3, None, None, tile))
+        return make(matching(x_TD, w1), stack=w1, up=w3, betas=betas, is_split=is_split)
+    gate, up = (make(matching(x_TD, w), stack=w, is_split=is_split) for w in (w1, w3))
+    return activation(gate, up)
 
 
 def situ_betas(activation: Activation) -> tuple[float, float | None] | None:
@@ -124,32 +125,35 @@ def situ_betas(activation: Activation) -> tuple[float, float | None] | None:
     return activation.keywords["beta"], activation.keywords["linear_beta"]
 
 
-def split_columns(x_TD: Tensor) -> Tensor:
-    """Four parts: of columns 8w + i and 8w + i + 4, as the halves of packed words meet them."""
+def matching(x_TD: Tensor, stack: ExpertStack) -> Tensor:
+    """x as the kernel takes it: for packed weights in four parts, of columns 8w + i and 8w + i + 4.
+
+    These are the halves of a register that holds nibbles i and i + 4 of a word.
+    """
+    if not _is_packed(stack):
+        return x_TD.contiguous()
     parts = x_TD.unflatten(-1, (-1, 2, 4)).permute(0, 3, 1, 2)
     return parts.reshape(x_TD.shape).contiguous()
 
 
 def grouped(
     x: Tensor,
+    *,
     plan: Plan,
     num_routes: int,
     stack: ExpertStack,
-    up: ExpertStack | None,
-    betas: tuple[float, float | None] | None,
     tile: Tile,
-    *,
     is_gather: bool,
-    is_split: bool,
+    up: ExpertStack | None = None,
+    betas: tuple[float, float | None] | None = None,
+    is_split: bool = False,
 ) -> Tensor:
     """W_e x of every row [R, N]; with `up` and `betas` the gated activation of both products.
 
-    x is [T, K] (`is_gather`) or [R, K] in sorted order, split in four parts when the weights
-    are packed. The result is in sorted order (`is_gather`) or in that of the routes.
+    x is [T, K] (`is_gather`) or [R, K] in sorted order, in the form of `matching`. The result is
+    in sorted order (`is_gather`) or in that of the routes; in four parts when `is_split`.
     """
-    num_experts, num_outputs, num_inputs = stack.shape
-    if is_split and num_outputs % 8:
-        raise ValueError(f"moe_experts: {num_outputs} outputs are no multiple of 8")
+    num_outputs, num_inputs = stack.shape[1:]
     out = torch.empty(plan.order.numel(), num_outputs, dtype=x.dtype, device=x.device)
     beta, linear_beta = betas or (1.0, None)
     weights = [part for one in (stack, stack if up is None else up) for part in _parts(one)]
@@ -181,6 +185,17 @@ def grouped(
         num_stages=tile.num_stages,
     )
     return out
+
+
+def _check_shapes(x_TD: Tensor, w1: ExpertStack, w3: ExpertStack, w2: ExpertStack) -> None:
+    shapes = [tuple(w.shape) for w in (w1, w3, w2)]
+    experts, inner, width = shapes[0]
+    is_down = shapes[2][0] == experts and shapes[2][2] == inner
+    if shapes[1] != shapes[0] or not is_down or x_TD.shape[1] != width:
+        raise ValueError(
+            f"moe_experts: x {tuple(x_TD.shape)} and weights {shapes} do not fit; w1 and w3 are "
+            "[E, I, D], w2 is [E, D, I]"
+        )
 
 
 def _is_packed(stack: ExpertStack) -> bool:

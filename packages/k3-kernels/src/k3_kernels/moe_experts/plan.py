@@ -33,9 +33,7 @@ class Plan:
 
 
 @triton.jit
-def plan_rows_kernel(
-    idx_ptr, order_ptr, starts_ptr, num_routes, num_experts, BLOCK: tl.constexpr
-):
+def plan_rows_kernel(idx_ptr, order_ptr, starts_ptr, num_routes, num_experts, BLOCK: tl.constexpr):
     """One expert a program: rows before its own, then its own, in order of the routes."""
     expert = tl.program_id(0)
     before = tl.zeros((BLOCK,), tl.int32)

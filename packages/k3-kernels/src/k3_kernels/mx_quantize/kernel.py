@@ -52,9 +52,7 @@ def e4m3_code(x):
 
 
 @triton.jit
-def mxfp4_kernel(
-    w_ptr, packed_ptr, scale_ptr, num_blocks, LARGEST: tl.constexpr, BG: tl.constexpr
-):
+def mxfp4_kernel(w_ptr, packed_ptr, scale_ptr, num_blocks, LARGEST: tl.constexpr, BG: tl.constexpr):
     """BG blocks of 32 values: scale by the floor rule; 255 marks values that cannot be coded."""
     g = tl.program_id(0).to(tl.int64) * BG + tl.arange(0, BG)
     is_block = (g < num_blocks)[:, None]

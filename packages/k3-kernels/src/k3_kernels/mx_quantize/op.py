@@ -17,7 +17,7 @@ SCALE_RULES = ("floor", "ceil")
 
 
 def mx_quantize(w: Tensor, *, block: int = BLOCK) -> MXTensor:
-    """As `k3_core.ops.mx_quantize.MXQuantize`, bit for bit; it looks at the result once (a sync)."""
+    """As `k3_core.ops.mx_quantize.MXQuantize`, bit for bit; looks at the result once (a sync)."""
     if block != BLOCK or w.dim() == 0 or w.shape[-1] % BLOCK or w.dtype not in FLOATS:
         # float64, and the errors of what no implementation takes.
         return reference.mx_quantize(w, block=block)

@@ -63,20 +63,20 @@ def conv_kernel(
     sequence = sequence_of(cu_ptr, tl.minimum(t, num_tokens - 1), num_sequences, STEPS)
     position = t - tl.load(cu_ptr + sequence).to(tl.int64)
     x_at = x_ptr + t[:, None] * x_stride + c[None, :]
-    first_position = tl.min(position)
     acc = tl.zeros((BT, CPAD), tl.float32)
+    if HAS_INITIAL and tl.min(position) < W - 1:
+        # The oldest taps first, as inside a sequence: a chunked prefill is bit-equal.
+        old_at = initial_ptr + (sequence[:, None] * num_channels + c[None, :]) * (W - 1)
+        for j in tl.static_range(W - 1):
+            w = tl.load(weight_ptr + c * W + j, mask=is_channel, other=0.0).to(tl.float32)
+            is_old = (is_token & (position < W - 1 - j))[:, None] & is_channel[None, :]
+            old = tl.load(old_at + position[:, None] + j, mask=is_old, other=0.0)
+            acc += w[None, :] * old.to(tl.float32)
     for j in tl.static_range(W):
         back = W - 1 - j
-        is_own = (is_token & (position >= back))[:, None] & is_channel[None, :]
-        x = tl.load(x_at - back * x_stride, mask=is_own, other=0.0).to(tl.float32)
-        if HAS_INITIAL and first_position < back:
-            # Same order of the taps as inside a sequence: a chunked prefill is bit-equal.
-            old_at = (sequence[:, None] * num_channels + c[None, :]) * (W - 1)
-            is_old = (is_token & (position < back))[:, None] & is_channel[None, :]
-            old = tl.load(initial_ptr + old_at + position[:, None] + j, mask=is_old, other=0.0)
-            x += old.to(tl.float32)
         w = tl.load(weight_ptr + c * W + j, mask=is_channel, other=0.0).to(tl.float32)
-        acc += w[None, :] * x
+        is_own = (is_token & (position >= back))[:, None] & is_channel[None, :]
+        acc += w[None, :] * tl.load(x_at - back * x_stride, mask=is_own, other=0.0).to(tl.float32)
     y = acc * tl.sigmoid(acc)
     if NORM and (pid % num_channel_tiles) * BC < num_norm_channels:
         y = y * tl.rsqrt(tl.sum(y * y, axis=1) + eps)[:, None]

@@ -110,9 +110,7 @@ def test_update_continues_the_sequence(commit, device):
             state[slot] = history.view(rows, 5, CHANNELS)[row, 2:].T
     before = state.clone()
     commits = None if commit is None else torch.tensor(commit).to(device)
-    y_BLC = short_conv_update(
-        x_BLC, weight, state_SCW=state, slots_B=slots, num_commit_B=commits
-    )
+    y_BLC = short_conv_update(x_BLC, weight, state_SCW=state, slots_B=slots, num_commit_B=commits)
     for row, slot in ((0, 4), (2, 1)):
         tokens = torch.cat((history.view(rows, 5, CHANNELS)[row], x_BLC[row]))
         expected, _ = reference(
