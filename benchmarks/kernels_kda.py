@@ -2,7 +2,7 @@
 
 Draws follow FlashKDA's protocol with both gates. q, k: normalised in float32, then rounded; v and
 beta: N(0, 1). Fast gate: raw gate N(0, 1), A_log and dt_bias U(0, 1) (mean log decay about -3).
-Slow gate: raw gate N(-6.5, 1), A_log = dt_bias = 0 (about -0.01 a token, as long-memory heads have).
+Slow gate: raw gate N(-6.5, 1), A_log = dt_bias = 0 (about -0.01 a token: long memory).
 States are float32, in and out; gate, L2 norms and the sigmoid of beta are inside the call.
 Legend: T packed tokens, N sequences, H heads, D = K = V, B rows, S slots, C conv channels.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk.combine import combine_kernel
 from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
-from k3_kernels.kda_chunk.plan import Pieces, Plan, Segments
+from k3_kernels.kda_chunk.plan import Pieces, Plan, Segments, decay_sums
 from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
 from k3_kernels.launch import last_contiguous
@@ -81,6 +81,7 @@ def run_prep(
         gates.A_log_H.contiguous(),
         gates.dt_bias_HK.contiguous(),
         plan.chunks,
+        decay_sums(chunk, min(chunk, blocks.tile), precision.gram, k.device),
         *tiles,
         num_heads,
         gates.lower_bound,

@@ -13,11 +13,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-STEP_US = 1.5
+STEP_US = 0.9
 """Latency of one chunk in the scan; predicted for chunk 64 on an H200."""
 COMBINE_US = 4.0
 """Latency of one segment in the composition, and a share of the two extra launches."""
-PROGRAMS_PER_SM = 2
+SATURATION = 0.3
+"""Programs a multiprocessor at which the scan's tiles (96 KiB a step) fill the memory's rate."""
 MAX_SEGMENTS = 16
 
 
@@ -59,35 +60,54 @@ def choose_segments(
 ) -> int:
     """Chunks per segment that the cost model finds fastest; 0 when cutting does not pay.
 
-    Uncut, the longest sequence takes one step a chunk while N H blocks programs run. Cut in s, its
-    steps fall by s, twice (maps and run), the maps take twice the programs of the run, and the
-    composition adds s short steps. Programs beyond the card's capacity run in further waves.
+    Uncut, the longest sequence takes a step a chunk while N H blocks programs run, slower in
+    proportion once these saturate the memory. Cut in s, steps fall by s and programs rise by s,
+    twice: the maps take two programs where the run takes one, of half its bytes each. The
+    composition adds s short steps.
     """
     chunks = [-(-length // chunk) for length in lengths]
     longest = max(chunks, default=0)
-    capacity = PROGRAMS_PER_SM * num_sms
 
-    def waves(steps: int, programs_per_piece: int) -> float:
-        work = sum(-(-c // steps) for c in chunks) * num_heads * programs_per_piece
-        return max(1.0, work / capacity)
+    def load(steps: int) -> float:
+        pieces = sum(-(-c // steps) for c in chunks)
+        return max(1.0, pieces * num_heads * num_blocks / (SATURATION * num_sms))
 
-    best, best_us = 0, longest * STEP_US * waves(max(longest, 1), num_blocks)
+    best, best_us = 0, longest * STEP_US * load(max(longest, 1))
     for parts in range(2, MAX_SEGMENTS + 1):
         steps = -(-longest // parts)
-        rounds = waves(steps, num_blocks) + waves(steps, 2 * num_blocks)
-        cost_us = steps * STEP_US * rounds + parts * COMBINE_US
+        cost_us = steps * STEP_US * 2 * load(max(steps, 1)) + parts * COMBINE_US
         if cost_us < best_us:
             best, best_us = steps, cost_us
     return best
 
 
-def to_device(rows: list, width: int, device: torch.device) -> Tensor:
-    """int64 rows on `device`; from pinned memory, so that the host does not wait."""
+def _send(table: Tensor, device: torch.device) -> Tensor:
+    """`table` on `device`; from pinned memory, so that the host does not wait."""
+    if device.type == "cuda":
+        return table.pin_memory().to(device, non_blocking=True)
+    return table.to(device)
+
+
+def _table(rows: list, width: int, device: torch.device) -> Tensor:
+    """int64 [rows, width]."""
     with torch.inference_mode(False):
-        table = torch.tensor(rows, dtype=torch.int64).view(-1, width)
-        if device.type == "cuda":
-            return table.pin_memory().to(device, non_blocking=True)
-        return table.to(device)
+        return _send(torch.tensor(rows, dtype=torch.int64).view(-1, width), device)
+
+
+@lru_cache(maxsize=16)
+def decay_sums(chunk: int, tile: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[4, chunk, chunk]: sums over tokens that, times log decays, give the exponents of prep.
+
+    From the middle of a token's own tile (half of what is behind less half of what is ahead), from
+    the chunk's start, to the chunk's end, and to or from the edge between two tiles.
+    """
+    with torch.inference_mode(False):
+        i, j = torch.arange(chunk)[:, None], torch.arange(chunk)
+        is_past, is_same = j <= i, i // tile == j // tile
+        middle = torch.where(is_past, 0.5, -0.5) * is_same
+        edge = is_same & (is_past == (i >= tile))
+        table = torch.stack([middle, is_past.double(), (~is_past).double(), edge.double()])
+        return _send(table.to(dtype), device)
 
 
 @lru_cache(maxsize=64)
@@ -116,12 +136,12 @@ def make_plan(
         segments = Segments(
             _pieces(maps, device),
             _pieces(runs, device),
-            to_device(first_segment, 1, device),
+            _table(first_segment, 1, device),
             len(runs),
         )
-    return Plan(to_device(chunks, 2, device), len(chunks), _pieces(sequences, device), segments)
+    return Plan(_table(chunks, 2, device), len(chunks), _pieces(sequences, device), segments)
 
 
 def _pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
     """Longest first, so that no long piece starts when the others are done."""
-    return Pieces(to_device(sorted(rows, key=lambda row: -row[1]), 5, device), len(rows))
+    return Pieces(_table(sorted(rows, key=lambda row: -row[1]), 5, device), len(rows))

@@ -1,7 +1,8 @@
 """Everything of a KDA chunk that does not depend on the state, one program a chunk and head.
 
 Report 1.2 and 1.4. With Kp = k e^G, Qp = q e^G (G from the chunk's start), X = (I + L)^-1 the
-inverse of the unit lower triangle and Xb = X diag(beta), the chunk acts on a state S [V, K] by
+inverse of the unit lower triangle, Xb = X diag(beta) and P the read gram, the chunk acts on a
+state S [V, K] by
 
     D^T = V^T Xb^T - S (Xb Kp)^T          writes of the delta rule
     o^T = V^T (P Xb)^T + S (Qp - P Xb Kp)^T
@@ -10,24 +11,27 @@ inverse of the unit lower triangle and Xb = X diag(beta), the chunk acts on a st
 so that the scan's output does not wait for D. This kernel stores -Xb Kp (`erase`),
 Qp - P Xb Kp (`reads`), k e^{G_end - G} (`writes`), Xb (`solve`), P Xb (`mix`) and e^G_end
 (`decay`), whole tiles with zeros where a sequence ends, so that the scan loads without masks.
+`writes` is made of k as it came; the norm that it lacks is in the rows of `solve` and `erase`.
 
-Grams. Exponents are anchored to the middle of each 16-token tile (half its own total), where at
-the bound of -5 a token they stay within +-40 nats, inside bfloat16 and float32. Tokens of
-different tiles meet on doubling levels: the upper half of a block of tiles against its lower half,
-both scaled to the boundary between them, so that no exponent is positive. Every level is one
-full-width product (M = chunk, which the tensor cores of Hopper want at 64), and what it has no
-business with is dropped by a select, never by a product with zero: it may be infinite.
-Two exponentials a token and channel are taken; all other decays are these times a factor a tile.
+Exponents. All are sums of log decays over some tokens of the chunk, that is constant matrices of
+0, 1 and +-1/2 (plan.decay_sums) times g: products on the tensor cores, in whose layout the
+operands are then made, instead of scans across warps. In bfloat16 g goes in as two parts, exact to
+2^-17 of itself. Anchors: inside a tile of 16 or 32 tokens its middle, where at the bound of -5 a
+token 32 tokens stay within +-80 nats, inside bfloat16 and float32; between the two tiles of a
+chunk the edge, where no exponent is positive. Both grams are full-width products (M = chunk, which
+the tensor cores of Hopper want at 64), and the entries that the anchor does not fit are dropped
+by a select, never by a product with zero: they may be infinite.
 
 Inverse: masked doubling, X <- X - X (L in the lower left b x b of each 2b x 2b) X, b = 1, 2, 4, ...
 Each stage is an exact block inverse, without the cancellation of a Neumann series; entries of X
 and L are at most 1, so half precision operands keep 10 bits (as tf32 does) at twice its rate.
 
-On paper, H200, chunk 64, K = 128, per chunk and head: 48 KiB read, 64.5 KiB written; tensor cores
-about 770 cycles for grams, 770 for the inverse, 380 for the rest; special functions 4 x 8192 / 16
-= 2050 cycles. For T = 8192, H = 96 (93 chunks a multiprocessor) that is 0.31 ms of memory, 0.10 ms
-of special functions and 0.10 ms of tensor cores, side by side when two programs share a
-multiprocessor. Legend: K, V channels, BT chunk, BK = K rounded up to a power of two.
+On paper, H200, chunk 64, K = 128, bfloat16: 48 KiB read and 64.5 KiB written a chunk and head
+(the detour of Kp and Qp through `erase` and `reads` stays in the L2), 0.33 ms for T = 8192, H = 96.
+Compiled for sm_90 by triton 3.6 a warp issues about 7,500 instructions: with 93 programs of 4
+warps a multiprocessor 0.40 ms at one a cycle and scheduler. So it is bound by instruction issue
+as much as by memory: expect 0.5 to 0.65 ms, and look for instructions first.
+Legend: K, V channels, BT chunk, BK = K rounded up to a power of two, BC a block of its channels.
 """
 
 import triton
@@ -52,6 +56,14 @@ def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexp
 
 
 @triton.jit
+def _decays(sums, g_high, g_low, GRAM: tl.constexpr, PRECISION: tl.constexpr):
+    """sums @ g for g in two parts; in float32 the first part is all of it."""
+    if GRAM == tl.float32:
+        return tl.dot(sums, g_high, input_precision="ieee" if PRECISION == "ieee" else "tf32x3")
+    return tl.dot(sums, g_low, acc=tl.dot(sums, g_high))
+
+
+@triton.jit
 def prep_kernel(
     q_ptr,
     k_ptr,
@@ -60,6 +72,7 @@ def prep_kernel(
     A_log_ptr,
     dt_bias_ptr,
     chunk_ptr,
+    sums_ptr,
     erase_ptr,
     reads_ptr,
     writes_ptr,
@@ -89,7 +102,6 @@ def prep_kernel(
     PRECISION: tl.constexpr,
 ):
     """chunk_ptr: int64 [chunks, 2], first token and number of tokens. Grid: chunks x heads."""
-    NT: tl.constexpr = BT // TILE
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
@@ -122,68 +134,56 @@ def prep_kernel(
     k_square = tl.zeros((BT,), dtype=tl.float32)
     q_square = tl.zeros((BT,), dtype=tl.float32)
     is_same = (i // TILE) == (j // TILE)
+    sum_offset = i * BT + j
+    to_middle = tl.load(sums_ptr + sum_offset)
+    from_start = tl.load(sums_ptr + BT * BT + sum_offset)
+    to_end = tl.load(sums_ptr + 2 * BT * BT + sum_offset)
+    if BT > TILE:
+        to_edge = tl.load(sums_ptr + 3 * BT * BT + sum_offset)
     for block in range(0, BK, BC):
         channel = block + tl.arange(0, BC)
         is_channel = channel < K
         is_in = is_row[:, None] & is_channel[None, :]
-        gate = tl.load(
-            gate_ptr + i * stride_gt + channel[None, :], mask=is_in, other=float("-inf")
-        )
-        k = tl.load(k_ptr + i * stride_kt + channel[None, :], mask=is_in, other=0.0)
-        k = k.to(tl.float32)
-        k_square += tl.sum(k * k, 1)
+        gate = tl.load(gate_ptr + i * stride_gt + channel[None, :], mask=is_in, other=float("-inf"))
         bias = tl.load(dt_bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
         g = tl.exp2((gate.to(tl.float32) + bias[None, :]) * rate)
         root = tl.rsqrt(inverse_bound + inverse_bound * g)
-        g = tl.reshape(-root * root, (NT, TILE, BC))
+        g = -root * root
+        g_high = g.to(GRAM)
+        g_low = (g - g_high.to(tl.float32)).to(GRAM)
 
-        # Log2 decay from the tile's start, less half of the tile's total; both exponentials.
-        total = tl.sum(g, 1)
-        half = 0.5 * total
-        local = tl.cumsum(g, 1) - half[:, None, :]
-        up = tl.exp2(local)
-        down = tl.exp2(-local)
-        k_tiles = tl.reshape(k, (NT, TILE, BC))
-        k_up = k_tiles * up
-        k_down = k_tiles * down
-        k_rows = tl.reshape(k_up, (BT, BC)).to(GRAM)
-        k_cols = tl.trans(tl.reshape(k_down, (BT, BC)).to(GRAM))
-        near = tl.dot(k_rows, k_cols, input_precision=PRECISION)
-        gram += tl.where(is_same, near, 0.0)
-        # Factors that move the anchor to the chunk's start and end, and for keys and queries of
-        # different tiles to the edge between them (zero for the tiles that take no such part).
-        edge = tl.exp2(half)
-        total_chunk = tl.sum(total, 0)
-        if NT == 2:
-            is_first = (tl.arange(0, 2) == 0)[:, None]
-            across = tl.exp2(total_chunk[None, :] - total)
-            to_start = tl.where(is_first, edge, edge * across)[:, None, :]
-            to_end = tl.where(is_first, edge * across, edge)[:, None, :]
-            early = tl.where(is_first, edge, 0.0)[:, None, :]
-            late = tl.where(is_first, 0.0, edge)[:, None, :]
-            k_far = tl.trans(tl.reshape(k_down * early, (BT, BC)).to(GRAM))
-            k_late = tl.reshape(k_up * late, (BT, BC)).to(GRAM)
-            gram = tl.dot(k_late, k_far, acc=gram, input_precision=PRECISION)
-        else:
-            to_start = edge[:, None, :]
-            to_end = edge[:, None, :]
+        # Keys: to the chunk's start and end, then grams inside tiles and across their edge.
+        k = tl.load(k_ptr + i * stride_kt + channel[None, :], mask=is_in, other=0.0)
+        k = k.to(tl.float32)
+        k_square += tl.sum(k * k, 1)
+        offset = tile_start + i * BK + channel[None, :]
+        end = tl.exp2(_decays(to_end, g_high, g_low, GRAM, PRECISION))
+        tl.store(writes_ptr + offset, (k * end).to(OPERAND))
+        tl.store(decay_ptr + channel, tl.exp2(tl.sum(g, 0)))
+        start = tl.exp2(_decays(from_start, g_high, g_low, GRAM, PRECISION))
+        tl.store(erase_ptr + offset, (k * start).to(OPERAND))
         if HAS_READS:
             q = tl.load(q_ptr + i * stride_qt + channel[None, :], mask=is_in, other=0.0)
             q = q.to(tl.float32)
             q_square += tl.sum(q * q, 1)
-            q_up = tl.reshape(q, (NT, TILE, BC)) * up
-            q_rows = tl.reshape(q_up, (BT, BC)).to(GRAM)
-            near = tl.dot(q_rows, k_cols, input_precision=PRECISION)
-            read_gram += tl.where(is_same, near, 0.0)
-            if NT == 2:
-                q_late = tl.reshape(q_up * late, (BT, BC)).to(GRAM)
-                read_gram = tl.dot(q_late, k_far, acc=read_gram, input_precision=PRECISION)
-        offset = tile_start + i * BK + channel[None, :]
-        tl.store(erase_ptr + offset, tl.reshape(k_up * to_start, (BT, BC)).to(OPERAND))
-        tl.store(writes_ptr + offset, tl.reshape(k_down * to_end, (BT, BC)).to(OPERAND))
-        tl.store(decay_ptr + channel, tl.exp2(total_chunk))
+            tl.store(reads_ptr + offset, (q * start).to(OPERAND))
+        middle = _decays(to_middle, g_high, g_low, GRAM, PRECISION)
+        up = tl.exp2(middle)
+        k_cols = tl.trans((k * tl.exp2(-middle)).to(GRAM))
+        near = tl.dot((k * up).to(GRAM), k_cols, input_precision=PRECISION)
+        gram += tl.where(is_same, near, 0.0)
         if HAS_READS:
-            tl.store(reads_ptr + offset, tl.reshape(q_up * to_start, (BT, BC)).to(OPERAND))
+            near = tl.dot((q * up).to(GRAM), k_cols, input_precision=PRECISION)
+            read_gram += tl.where(is_same, near, 0.0)
+        if BT > TILE:
+            edge = tl.exp2(_decays(to_edge, g_high, g_low, GRAM, PRECISION))
+            k_edge = (k * edge).to(GRAM)
+            far = tl.dot(k_edge, tl.trans(k_edge), input_precision=PRECISION)
+            gram += tl.where(is_same, 0.0, far)
+            if HAS_READS:
+                q_edge = (q * edge).to(GRAM)
+                far = tl.dot(q_edge, tl.trans(k_edge), input_precision=PRECISION)
+                read_gram += tl.where(is_same, 0.0, far)
 
     k_norm = tl.rsqrt(k_square + 1e-6)
     lower = tl.where(i > j, gram * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)

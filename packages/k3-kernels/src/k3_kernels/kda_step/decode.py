@@ -1,6 +1,6 @@
 """kda_decode: convolution, SiLU, kda_step and gated_rms_norm of decode rows in one launch.
 
-The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other, but without
+The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other, without
 rounding q, k, v and o to the activation dtype in between. Not an op of the registry: a layer calls
 it where it holds paged states and convolution windows (report 1.8).
 Legend: B rows, W tokens a row, S slots, H heads, K key, V value channels, C = H (2 K + V) channels,

@@ -6,7 +6,7 @@ import torch
 from k3_core.ops.kda_chunk.reference import kda_chunk as reference
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
-from k3_kernels.kda_chunk.config import FP16, TF32, Blocks
+from k3_kernels.kda_chunk.config import FP16, TF32, Blocks, Precision
 from k3_kernels.kda_chunk.op import kda_chunk
 
 WIDE = Blocks(64, 32)  # two tiles of 32 tokens, as on the GPU
@@ -93,6 +93,12 @@ def test_repeated_keys_float16(kind, precision, device):
 def test_float16(gate, precision, limit, device):
     args, offsets, state = draw((100, 29), 2, 32, 32, device, torch.float16, gate)
     assert max(errors(args, offsets, state, blocks=WIDE, precision=precision)) < limit
+
+
+def test_half_precision_grams_split_the_decay_in_two(device):
+    half = Precision(*[torch.float16] * 3, "tf32", "tf32x3")
+    args, offsets, state = draw((150,), 2, 32, 32, device, torch.float16, (1.0, -6.5))
+    assert max(errors(args, offsets, state, blocks=WIDE, precision=half)) < 5e-3
 
 
 @pytest.mark.parametrize("segment_chunks", [1, 2, 3])

@@ -31,7 +31,9 @@ def expected(args, state, window, slots, commits, num_k):
         if slot < 0:
             continue
 
-        def convolve(count, row=row, old=window[slot : slot + 1].clone()):
+        old = window[slot : slot + 1].clone()
+
+        def convolve(count, row=row, old=old):
             offsets = torch.tensor([0, count], device=x.device)
             return short_conv(
                 x[row, :count],
