@@ -1,0 +1,141 @@
+"""The rows of benchmarks/kernels_ops.py, with the tiles that a sweep tries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import kernels_ops_cases as cases
+import torch
+
+from k3_kernels.attn_res import op as attn_res_op
+from k3_kernels.mla_decode import op as decode_op
+from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.route_topk import op as route_op
+from k3_kernels.short_conv import op as conv_op
+
+
+@dataclass
+class Row:
+    """configs: each chooses a tile and returns its name. Figures in microseconds."""
+
+    name: str
+    make: Callable[[bool, str, torch.dtype], cases.Case]
+    public: float | None = None
+    target: float | None = None
+    configs: tuple[Callable[[], str], ...] = ()
+
+
+def choose(owner: object, name: str, value: object) -> str:
+    """Set one entry of a config table."""
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+    return str(value)
+
+
+def choices(owner: object, name: object, values: list) -> tuple[Callable[[], str], ...]:
+    """One config for each value."""
+    return tuple(partial(choose, owner, name, value) for value in values)
+
+
+_Expert, _Prefill, _Decode = experts_op.Tile, prefill_op.Tile, decode_op.Tile
+
+
+def expert_choices(tiles: list[_Expert]) -> tuple[Callable[[], str], ...]:
+    """One tile for every average and both kinds of weights."""
+    return choices(experts_op, "TILES", [((float("inf"), tile, tile),) for tile in tiles])
+
+
+SMALL_PACKED = expert_choices(
+    [
+        _Expert(16, 64, 32, 4, 3),
+        _Expert(16, 64, 32, 4, 4),
+        _Expert(16, 64, 64, 4, 3),
+        _Expert(16, 128, 16, 4, 4),
+        _Expert(16, 128, 32, 4, 3),
+        _Expert(16, 128, 32, 8, 3),
+        _Expert(16, 128, 64, 8, 2),
+    ]
+)
+LARGE = expert_choices(
+    [
+        _Expert(64, 128, 64, 4, 3),
+        _Expert(64, 128, 64, 8, 3),
+        _Expert(128, 64, 64, 8, 3),
+        _Expert(128, 128, 64, 8, 3),
+        _Expert(128, 128, 64, 8, 2),
+        _Expert(128, 128, 32, 8, 3),
+        _Expert(128, 128, 16, 8, 3),
+        _Expert(256, 64, 64, 8, 3),
+    ]
+)
+PREFILL = choices(
+    prefill_op.TILES,
+    2,
+    [
+        _Prefill(128, 64, 8, 2),
+        _Prefill(128, 64, 8, 3),
+        _Prefill(128, 64, 8, 2, True),
+        _Prefill(128, 64, 8, 3, True),
+        _Prefill(128, 128, 8, 2, True),
+        _Prefill(128, 128, 8, 2),
+        _Prefill(64, 64, 4, 3),
+        _Prefill(64, 64, 4, 2, True),
+    ],
+)
+DECODE = choices(decode_op, "PROGRAMS_PER_PROCESSOR", [1, 2, 8, 4]) + choices(
+    decode_op.TILES,
+    2,
+    [_Decode(64, 64, 8, 2), _Decode(64, 32, 8, 3), _Decode(32, 64, 4, 2), _Decode(32, 32, 4, 3)],
+)
+ROUTE = choices(route_op, "CONFIG", [(32, 4, 4), (32, 1, 1), (32, 8, 8), (32, 8, 4), (32, 2, 2)])
+CONV = choices(conv_op, "CONFIGS", [(config,) for config in conv_op.CONFIGS])
+MIX = choices(attn_res_op, "MAX_REGISTERS", [128, 64, 96, 168, 255])
+
+
+def experts(rows: int, is_packed: bool, is_whole: bool) -> Callable[..., cases.Case]:
+    """A routed-experts case."""
+    return partial(cases.experts_case, rows=rows, is_packed=is_packed, is_whole=is_whole)
+
+
+ROWS = (
+    Row("attn_res 2 sources", partial(cases.attn_res_case, num_sources=2), 271, None, MIX),
+    Row("attn_res 5 sources", partial(cases.attn_res_case, num_sources=5), 500, None, MIX),
+    Row("attn_res 9 sources", partial(cases.attn_res_case, num_sources=9), 650, 360, MIX),
+    Row("attn_res merge", cases.merge_case),
+    Row("attn_res blocks 24 sites", cases.blocks_case),
+    Row("short_conv", partial(cases.conv_case, is_normed=False), 412, 130, CONV),
+    Row("short_conv with q, k norm", partial(cases.conv_case, is_normed=True), None, None, CONV),
+    Row("gated_rms_norm", cases.norm_case),
+    Row("situ_glu", cases.glu_case),
+    Row("route_topk 896 top-16", cases.route_case, None, 30, ROUTE),
+    Row("experts up 128 rows MXFP4", experts(128, True, False), 1710, 500, SMALL_PACKED),
+    Row("experts up 128 rows bf16", experts(128, False, False), 1710, None),
+    Row("experts up 4096 rows MXFP4", experts(4096, True, False), 1580, None, LARGE),
+    Row("experts up 32768 rows bf16", experts(32768, False, False), 3270, None, LARGE),
+    Row("experts up 32768 rows MXFP4", experts(32768, True, False), 3270, None, LARGE),
+    Row("experts whole 128 rows MXFP4", experts(128, True, True)),
+    Row(
+        "mla_prefill T=8192 H=96",
+        partial(cases.prefill_case, tokens=8192, heads=96),
+        3390,
+        3500,
+        PREFILL,
+    ),
+    Row(
+        "mla_prefill T=32768 H=24", partial(cases.prefill_case, tokens=32768, heads=24), 13970, None
+    ),
+    Row(
+        "mla_decode B=64 32K", partial(cases.decode_case, rows=64, context=32768), None, 810, DECODE
+    ),
+    Row(
+        "mla_decode B=1 128K",
+        partial(cases.decode_case, rows=1, context=131072),
+        None,
+        None,
+        DECODE,
+    ),
+    Row("mx_quantize 16384 x 7168", cases.quantize_case),
+)
