@@ -100,6 +100,16 @@ def experts(rows: int, is_packed: bool, is_whole: bool) -> Callable[..., cases.C
     return partial(cases.experts_case, rows=rows, is_packed=is_packed, is_whole=is_whole)
 
 
+def prefill(tokens: int, heads: int) -> Callable[..., cases.Case]:
+    """An attention case."""
+    return partial(cases.prefill_case, tokens=tokens, heads=heads)
+
+
+def decode(rows: int, context: int) -> Callable[..., cases.Case]:
+    """A paged decode case."""
+    return partial(cases.decode_case, rows=rows, context=context)
+
+
 ROWS = (
     Row("attn_res 2 sources", partial(cases.attn_res_case, num_sources=2), 271, None, MIX),
     Row("attn_res 5 sources", partial(cases.attn_res_case, num_sources=5), 500, None, MIX),
@@ -117,25 +127,9 @@ ROWS = (
     Row("experts up 32768 rows bf16", experts(32768, False, False), 3270, None, LARGE),
     Row("experts up 32768 rows MXFP4", experts(32768, True, False), 3270, None, LARGE),
     Row("experts whole 128 rows MXFP4", experts(128, True, True)),
-    Row(
-        "mla_prefill T=8192 H=96",
-        partial(cases.prefill_case, tokens=8192, heads=96),
-        3390,
-        3500,
-        PREFILL,
-    ),
-    Row(
-        "mla_prefill T=32768 H=24", partial(cases.prefill_case, tokens=32768, heads=24), 13970, None
-    ),
-    Row(
-        "mla_decode B=64 32K", partial(cases.decode_case, rows=64, context=32768), None, 810, DECODE
-    ),
-    Row(
-        "mla_decode B=1 128K",
-        partial(cases.decode_case, rows=1, context=131072),
-        None,
-        None,
-        DECODE,
-    ),
+    Row("mla_prefill T=8192 H=96", prefill(8192, 96), 3390, 3500, PREFILL),
+    Row("mla_prefill T=32768 H=24", prefill(32768, 24), 13970, None),
+    Row("mla_decode B=64 32K", decode(64, 32768), None, 810, DECODE),
+    Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
     Row("mx_quantize 16384 x 7168", cases.quantize_case),
 )
