@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py --device cuda --out kernels.json        all rows
     python benchmarks/kernels.py --device cuda --only "T=8192 H=24"      rows whose name holds it
-    python benchmarks/kernels.py --device cuda --sweep --out sweep.json  block sizes of kda_chunk
+    python benchmarks/kernels.py --device cuda --sweep --out sweep.json  block sizes
     TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu         does it all run? no times
 
 Times are medians in microseconds: `event` of single calls between two CUDA events (the protocol of
@@ -83,6 +83,19 @@ def sweep_rows(only: str) -> list[dict]:
     return results
 
 
+def step_sweep_rows(only: str) -> list[dict]:
+    """kda_step of the matching decode rows, rotating, with every block size."""
+    results = []
+    for row in (r for r in kda.DECODE if only in f"decode B={r.rows}"):
+        for blocks in kda.STEP_SWEEP:
+            calls = kda.draw_step(row, True, torch.bfloat16, "cuda", kda.HEAD_DIM, blocks)
+            calls = calls * max(1, 10 // len(calls))
+            result = {"row": f"decode B={row.rows}", "blocks": asdict(blocks)}
+            results.append({**result, "graph_us": timing.graph_us(calls, 50)})
+            print(results[-1], flush=True)
+    return results
+
+
 def dry_run() -> None:
     """Every row's calls once, on tiny interpreted shapes; checks the errors, prints no times."""
     for gate in kda.GATES:
@@ -123,7 +136,7 @@ def main() -> None:
         return dry_run()
     rate = timing.copy_rate()
     if args.sweep:
-        results = sweep_rows(args.only)
+        results = sweep_rows(args.only) + step_sweep_rows(args.only)
     else:
         rows = [row for row in kda.CHUNKED if args.only in row.name]
         results = [chunked_row(row, gate) for row in rows for gate in kda.GATES]

@@ -20,6 +20,7 @@ from k3_kernels.kda_chunk.config import PRECISIONS, Blocks, choose_blocks
 from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_step.config import StepBlocks
 from k3_kernels.kda_step.decode import kda_decode
 from k3_kernels.kda_step.op import kda_step
 
@@ -141,8 +142,10 @@ def stages(
 
 def sweep() -> Iterator[Blocks]:
     """Block sizes worth trying at D = 128 in bfloat16; prep and scan are timed apart."""
-    for chunk, channels, warps in product((64, 32), (32, 64, 128), (4, 8)):
-        yield Blocks(chunk, 128, scan_warps=8, prep_warps=warps, channels=channels)
+    for chunk, channels, cap in product((64, 32), (32, 64, 128), (None, 168)):
+        yield Blocks(chunk, 128, scan_warps=8, channels=channels, prep_registers=cap)
+        if cap is None:
+            yield Blocks(chunk, 128, scan_warps=8, channels=channels, prep_warps=8)
     for chunk, values, warps, depth in product((64, 32), (32, 64, 128), (4, 8), (2, 3)):
         if warps == 4 or values == 128:
             yield Blocks(chunk, values, scan_warps=warps, scan_stages=depth)
@@ -154,8 +157,19 @@ def decode_sets(row: Decode, is_rotating: bool, dim: int) -> int:
     return max(2, -(-100_000_000 // state_bytes)) if is_rotating else 1
 
 
+STEP_SWEEP = tuple(
+    StepBlocks(values, warps)
+    for values, warps in ((16, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8))
+)
+
+
 def draw_step(
-    row: Decode, is_rotating: bool, dtype: torch.dtype, device: str, dim: int
+    row: Decode,
+    is_rotating: bool,
+    dtype: torch.dtype,
+    device: str,
+    dim: int,
+    blocks: StepBlocks | None = None,
 ) -> list[Callable[[], object]]:
     """One kda_step call for each set of slots."""
     torch.manual_seed(0)
@@ -163,7 +177,7 @@ def draw_step(
     shape = (row.rows, 1, row.num_heads, dim)
     args = (*_heads(shape, dtype, device), *_gates(shape, "fast", dtype, device))
     pool = torch.randn(num_sets * row.rows, row.num_heads, dim, dim, device=device)
-    named = {"state_SHVK": pool, "lower_bound": LOWER_BOUND}
+    named = {"state_SHVK": pool, "lower_bound": LOWER_BOUND, "blocks": blocks}
     slots = torch.arange(num_sets * row.rows, device=device).split(row.rows)
     return [partial(kda_step, *args, slots_B=s, **named) for s in slots]
 

@@ -53,7 +53,8 @@ class Blocks:
     """Launch parameters of one call.
 
     chunk: tokens of a chunk, once or twice `tile`; tile: tokens that share an anchor (16 or 32);
-    channels: block of K in prep; values: block of V in the scan.
+    channels: block of K in prep; values: block of V in the scan. prep_registers caps the registers
+    of a thread, so that a third program of 4 warps fits a multiprocessor (168); None: no cap.
     """
 
     chunk: int
@@ -63,6 +64,7 @@ class Blocks:
     prep_warps: int = 4
     tile: int = 32
     channels: int = 64
+    prep_registers: int | None = None
     combine_values: int = 16
 
 

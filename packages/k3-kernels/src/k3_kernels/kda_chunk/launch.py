@@ -96,8 +96,12 @@ def run_prep(
         OPERAND=_TRITON[precision.operand],
         GRAM=_TRITON[precision.gram],
         SOLVE=_TRITON[precision.solve],
+        IS_SPLIT=precision.gram != torch.float32,
         PRECISION=precision.dot,
+        SUM_PRECISION=precision.map_dot if precision.gram == torch.float32 else precision.dot,
         num_warps=blocks.prep_warps,
+        num_stages=1,
+        maxnreg=blocks.prep_registers,
     )
     return tiles
 

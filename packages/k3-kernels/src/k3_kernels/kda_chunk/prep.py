@@ -56,11 +56,12 @@ def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexp
 
 
 @triton.jit
-def _decays(sums, g_high, g_low, GRAM: tl.constexpr, PRECISION: tl.constexpr):
-    """sums @ g for g in two parts; in float32 the first part is all of it."""
-    if GRAM == tl.float32:
-        return tl.dot(sums, g_high, input_precision="ieee" if PRECISION == "ieee" else "tf32x3")
-    return tl.dot(sums, g_low, acc=tl.dot(sums, g_high))
+def _decays(sums, g_high, g_low, IS_SPLIT: tl.constexpr, SUM_PRECISION: tl.constexpr):
+    """sums @ g for g in two parts, or all of it in the first when float32."""
+    exponents = tl.dot(sums, g_high, input_precision=SUM_PRECISION)
+    if IS_SPLIT:
+        exponents = tl.dot(sums, g_low, acc=exponents, input_precision=SUM_PRECISION)
+    return exponents
 
 
 @triton.jit
@@ -99,7 +100,9 @@ def prep_kernel(
     OPERAND: tl.constexpr,
     GRAM: tl.constexpr,
     SOLVE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    SUM_PRECISION: tl.constexpr,
 ):
     """chunk_ptr: int64 [chunks, 2], first token and number of tokens. Grid: chunks x heads."""
     pid = tl.program_id(0).to(tl.int64)
@@ -157,17 +160,17 @@ def prep_kernel(
         k = k.to(tl.float32)
         k_square += tl.sum(k * k, 1)
         offset = tile_start + i * BK + channel[None, :]
-        end = tl.exp2(_decays(to_end, g_high, g_low, GRAM, PRECISION))
+        end = tl.exp2(_decays(to_end, g_high, g_low, IS_SPLIT, SUM_PRECISION))
         tl.store(writes_ptr + offset, (k * end).to(OPERAND))
         tl.store(decay_ptr + channel, tl.exp2(tl.sum(g, 0)))
-        start = tl.exp2(_decays(from_start, g_high, g_low, GRAM, PRECISION))
+        start = tl.exp2(_decays(from_start, g_high, g_low, IS_SPLIT, SUM_PRECISION))
         tl.store(erase_ptr + offset, (k * start).to(OPERAND))
         if HAS_READS:
             q = tl.load(q_ptr + i * stride_qt + channel[None, :], mask=is_in, other=0.0)
             q = q.to(tl.float32)
             q_square += tl.sum(q * q, 1)
             tl.store(reads_ptr + offset, (q * start).to(OPERAND))
-        middle = _decays(to_middle, g_high, g_low, GRAM, PRECISION)
+        middle = _decays(to_middle, g_high, g_low, IS_SPLIT, SUM_PRECISION)
         up = tl.exp2(middle)
         k_cols = tl.trans((k * tl.exp2(-middle)).to(GRAM))
         near = tl.dot((k * up).to(GRAM), k_cols, input_precision=PRECISION)
@@ -176,7 +179,7 @@ def prep_kernel(
             near = tl.dot((q * up).to(GRAM), k_cols, input_precision=PRECISION)
             read_gram += tl.where(is_same, near, 0.0)
         if BT > TILE:
-            edge = tl.exp2(_decays(to_edge, g_high, g_low, GRAM, PRECISION))
+            edge = tl.exp2(_decays(to_edge, g_high, g_low, IS_SPLIT, SUM_PRECISION))
             k_edge = (k * edge).to(GRAM)
             far = tl.dot(k_edge, tl.trans(k_edge), input_precision=PRECISION)
             gram += tl.where(is_same, 0.0, far)
