@@ -132,8 +132,10 @@ def prep_kernel(
     pair_start = pid * (BT * BT)
     decay_ptr += pid * BK
 
-    gram = tl.zeros((BT, BT), dtype=tl.float32)
-    read_gram = tl.zeros((BT, BT), dtype=tl.float32)
+    near = tl.zeros((BT, BT), dtype=tl.float32)
+    far = tl.zeros((BT, BT), dtype=tl.float32)
+    read_near = tl.zeros((BT, BT), dtype=tl.float32)
+    read_far = tl.zeros((BT, BT), dtype=tl.float32)
     k_square = tl.zeros((BT,), dtype=tl.float32)
     q_square = tl.zeros((BT,), dtype=tl.float32)
     is_same = (i // TILE) == (j // TILE)
@@ -173,21 +175,19 @@ def prep_kernel(
         middle = _decays(to_middle, g_high, g_low, IS_SPLIT, SUM_PRECISION)
         up = tl.exp2(middle)
         k_cols = tl.trans((k * tl.exp2(-middle)).to(GRAM))
-        near = tl.dot((k * up).to(GRAM), k_cols, input_precision=PRECISION)
-        gram += tl.where(is_same, near, 0.0)
+        near = tl.dot((k * up).to(GRAM), k_cols, acc=near, input_precision=PRECISION)
         if HAS_READS:
-            near = tl.dot((q * up).to(GRAM), k_cols, input_precision=PRECISION)
-            read_gram += tl.where(is_same, near, 0.0)
+            read_near = tl.dot((q * up).to(GRAM), k_cols, acc=read_near, input_precision=PRECISION)
         if BT > TILE:
             edge = tl.exp2(_decays(to_edge, g_high, g_low, IS_SPLIT, SUM_PRECISION))
             k_edge = (k * edge).to(GRAM)
-            far = tl.dot(k_edge, tl.trans(k_edge), input_precision=PRECISION)
-            gram += tl.where(is_same, 0.0, far)
+            far = tl.dot(k_edge, tl.trans(k_edge), acc=far, input_precision=PRECISION)
             if HAS_READS:
                 q_edge = (q * edge).to(GRAM)
-                far = tl.dot(q_edge, tl.trans(k_edge), input_precision=PRECISION)
-                read_gram += tl.where(is_same, 0.0, far)
+                read_far = tl.dot(q_edge, tl.trans(k_edge), acc=read_far, input_precision=PRECISION)
 
+    gram = tl.where(is_same, near, far)
+    read_gram = tl.where(is_same, read_near, read_far)
     k_norm = tl.rsqrt(k_square + 1e-6)
     lower = tl.where(i > j, gram * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
     inverse = _invert(lower, BT, SOLVE, PRECISION)
