@@ -68,6 +68,27 @@ def test_reset_forgets_one_slot_only(golden):
     assert not (cache.kda_state(0)[1] == 0).all()
 
 
+def test_a_reset_slot_reads_nothing_that_it_was_not_given(golden):
+    """Every tensor of the cache is NaN beforehand; prefill and decode see none of it."""
+    config = K3Config.from_file(golden("text_tiny"))
+    model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(9)[None]
+    cache = model.new_cache(1, max_length=16)
+    text = config.text
+    for layer in range(text.num_hidden_layers):
+        if text.is_kda_layer(layer):
+            cache.kda_state(layer).fill_(float("nan"))
+            cache.conv_state(layer).fill_(float("nan"))
+        else:
+            cache.latent_pages(layer, torch.tensor([0]))[0].fill_(float("nan"))
+    cache.reset(0)
+    with torch.no_grad():
+        whole = model(input_ids=ids).logits
+        pieces = (ids[:, :2], ids[:, 2:7], *ids[:, 7:].split(1, dim=1))
+        cached = torch.cat([model(input_ids=piece, cache=cache).logits for piece in pieces], dim=1)
+    torch.testing.assert_close(cached, whole, atol=1e-5, rtol=0)
+
+
 def test_left_and_right_padding_agree(golden):
     config = K3Config.from_file(golden("text_tiny"))
     model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
