@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from k3_core.errors import K3Error
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.tokenizer.text import cut_long
 
@@ -128,6 +129,12 @@ def test_another_tokenizer_s_folder_is_refused(tmp_path, tokenizer):
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"<\|im_end\|>"):
         K3Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_bundled_model_is_found_by_its_name(tmp_path):
+    assert K3Tokenizer.from_pretrained("k3-nano").vocab_size == 4096
+    with pytest.raises(K3Error, match="k3-nanu.*not a bundled model.*k3-nano"):
+        K3Tokenizer.from_pretrained("k3-nanu")
 
 
 def test_saving_and_decoding_need_neither_tiktoken_nor_tokenizers(tmp_path, ranks):

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from k3_core.checkpoint.source import resolve_source
 from k3_core.tokenizer.hf_json import added_token, tokenizer_json
 from k3_core.tokenizer.ranks import TokenizerError, read_ranks, write_ranks
 from k3_core.tokenizer.slots import NAMED_SLOTS, NUM_SLOTS, PATTERN, slot_names
@@ -57,9 +58,12 @@ class K3Tokenizer:
     def from_pretrained(cls, folder: str | Path) -> "K3Tokenizer":
         """From a folder with tiktoken.model and tokenizer_config.json, which numbers the slots.
 
-        Raises FileNotFoundError for an absent file, TokenizerError when a named slot of the
-        configuration is not where this tokenizer puts it.
+        `folder` may also be the name of a bundled model. Raises CheckpointError when it is
+        neither, TokenizerError when a named slot of the configuration is not where this
+        tokenizer puts it.
         """
+        if not (Path(folder) / CONFIG_FILE).is_file():
+            folder = resolve_source(folder)
         config_path = Path(folder) / CONFIG_FILE
         added = json.loads(config_path.read_text("utf-8")).get("added_tokens_decoder", {})
         contents = {int(token_id): entry["content"] for token_id, entry in added.items()}
