@@ -133,7 +133,7 @@ def test_another_tokenizer_s_folder_is_refused(tmp_path, tokenizer):
 
 def test_a_bundled_model_is_found_by_its_name(tmp_path):
     assert K3Tokenizer.from_pretrained("k3-nano").vocab_size == 4096
-    with pytest.raises(K3Error, match="k3-nanu.*not a bundled model.*k3-nano"):
+    with pytest.raises(K3Error, match=r"k3-nanu.*not a bundled model.*k3-nano"):
         K3Tokenizer.from_pretrained("k3-nanu")
 
 
