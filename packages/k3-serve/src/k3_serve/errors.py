@@ -7,12 +7,14 @@ offending value.
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("k3_serve")
 
@@ -45,8 +47,46 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def unexpected(error: Exception) -> ApiError:
+    """What the client is told of an exception that nothing foresaw; the log gets its place.
+
+    Its message may hold request content: it goes to no client and to no log (serving 8).
+    """
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("request failed: %s\n%s", type(error).__name__, where)
+    return ApiError(500, "internal error; the server's log has the details")
+
+
+class Unexpected:
+    """ASGI middleware: an exception that nothing foresaw ends its own request and goes no further.
+
+    A handler of FastAPI's would still let it through to the HTTP server, which logs its message.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            response = unexpected(error).response
+            if not is_started:
+                await response(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
     """Gives every error of the application the OpenAI shape."""
+    app.add_middleware(Unexpected)
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -67,12 +107,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> JSONResponse:
         return bad_request("the body is nested too deeply", code="nesting").response
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        # The message of an unknown exception may hold request content: it goes to no client.
-        logger.error("request failed: %s", type(error).__name__, exc_info=error)
-        return ApiError(500, "internal error; the server's log has the details").response
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:
