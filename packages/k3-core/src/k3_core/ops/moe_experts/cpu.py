@@ -1,12 +1,18 @@
-"""moe_experts on a CPU: rows sorted by expert once, one matmul per expert that was hit."""
+"""moe_experts on a CPU: rows sorted by expert once, one matmul per expert that was hit.
+
+R rows sorted by expert (tokens x routes), E experts, I and O input and output width.
+"""
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weight
+from k3_core.ops.once import refuse_second_derivative
 
 
 def moe_experts(
@@ -21,15 +27,11 @@ def moe_experts(
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
-    num_routes = idx_Tk.shape[1]
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
-    rows = x_TD[order // num_routes].split(counts.tolist())
-    outputs = [
-        _expert(x, expert, w1, w3, w2, activation) for expert, x in enumerate(rows) if len(x)
-    ]
-    if not outputs:
-        return x_TD.new_zeros(x_TD.shape[0], w2.shape[1])
-    return combine(torch.cat(outputs), order, weight_Tk, x_TD)
+    sizes = counts.tolist()
+    rows = x_TD.index_select(0, order // idx_Tk.shape[1])
+    hidden = activation(_grouped(rows, w1, sizes), _grouped(rows, w3, sizes))
+    return combine(_grouped(hidden, w2, sizes), order, weight_Tk, x_TD)
 
 
 def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -42,16 +44,55 @@ def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 def combine(sorted_rows: Tensor, order: Tensor, weight_Tk: Tensor, x_TD: Tensor) -> Tensor:
     """Bring expert outputs back to token order and sum a token's routes in float32."""
-    num_tokens, num_routes = weight_Tk.shape
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
-    y_TkD = sorted_rows[inverse].view(num_tokens, num_routes, -1).to(math_dtype(x_TD))
+    y_TkD = sorted_rows.index_select(0, inverse).unflatten(0, weight_Tk.shape).to(math_dtype(x_TD))
     return (y_TkD * weight_Tk.to(y_TkD.dtype)[..., None]).sum(1).to(x_TD.dtype)
 
 
-def _expert(
-    x: Tensor, expert: int, w1: ExpertStack, w3: ExpertStack, w2: ExpertStack, act: Activation
-) -> Tensor:
-    gate = F.linear(x, expert_weight(w1, expert, x.dtype))
-    up = F.linear(x, expert_weight(w3, expert, x.dtype))
-    return F.linear(act(gate, up), expert_weight(w2, expert, x.dtype))
+def _grouped(rows_RI: Tensor, stack: ExpertStack, sizes: list[int]) -> Tensor:
+    """Rows times the matrix of their expert, [R, O]; the first `sizes[0]` rows are expert 0's."""
+    result: Tensor = _GroupedLinear.apply(rows_RI, stack, sizes)
+    return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """One node for all experts: autograd's own would be several nodes for each of them.
+
+    Packed experts are decoded one at a time, again in the backward, and get no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows_RI: Tensor, stack: ExpertStack, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        ctx.packed = None if isinstance(stack, Tensor) else stack
+        ctx.save_for_backward(rows_RI, stack if ctx.packed is None else None)
+        out_RO = rows_RI.new_empty(rows_RI.shape[0], stack.shape[1])
+        for expert, start, stop in _hits(sizes):
+            weight_OI = expert_weight(stack, expert, rows_RI.dtype)
+            torch.mm(rows_RI[start:stop], weight_OI.mT, out=out_RO[start:stop])
+        return out_RO
+
+    @staticmethod
+    def backward(ctx: Any, d_out_RO: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        refuse_second_derivative("moe_experts")
+        rows_RI, plain_EOI = ctx.saved_tensors
+        stack = plain_EOI if ctx.packed is None else ctx.packed
+        d_rows_RI = torch.empty_like(rows_RI)
+        d_stack_EOI = torch.zeros_like(plain_EOI) if ctx.needs_input_grad[1] else None
+        for expert, start, stop in _hits(ctx.sizes):
+            d_out = d_out_RO[start:stop]
+            weight_OI = expert_weight(stack, expert, d_out.dtype)
+            torch.mm(d_out, weight_OI, out=d_rows_RI[start:stop])
+            if d_stack_EOI is not None:
+                d_stack_EOI[expert] = d_out.mT @ rows_RI[start:stop]
+        return d_rows_RI, d_stack_EOI, None
+
+
+def _hits(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(expert, first row, row after its last) of the experts that were hit."""
+    stop = 0
+    for expert, size in enumerate(sizes):
+        start, stop = stop, stop + size
+        if size:
+            yield expert, start, stop
