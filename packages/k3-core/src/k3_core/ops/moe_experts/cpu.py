@@ -4,6 +4,7 @@ R rows sorted by expert (tokens x routes), E experts, I and O input and output w
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack, expert_weight
+from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
 from k3_core.ops.once import refuse_second_derivative
 
 
@@ -59,7 +60,7 @@ def _grouped(rows_RI: Tensor, stack: ExpertStack, sizes: list[int]) -> Tensor:
 class _GroupedLinear(torch.autograd.Function):
     """One node for all experts: autograd's own would be several nodes for each of them.
 
-    Packed experts are decoded one at a time, again in the backward, and get no gradient.
+    Packed experts are decoded as they are used, again in the backward, and get no gradient.
     """
 
     @staticmethod
@@ -68,9 +69,8 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.packed = None if isinstance(stack, Tensor) else stack
         ctx.save_for_backward(rows_RI, stack if ctx.packed is None else None)
         out_RO = rows_RI.new_empty(rows_RI.shape[0], stack.shape[1])
-        for expert, start, stop in _hits(sizes):
-            weight_OI = expert_weight(stack, expert, rows_RI.dtype)
-            torch.mm(rows_RI[start:stop], weight_OI.mT, out=out_RO[start:stop])
+        for _, rows, weight_OI in _hits(sizes, stack, rows_RI.dtype):
+            torch.mm(rows_RI[rows], weight_OI.mT, out=out_RO[rows])
         return out_RO
 
     @staticmethod
@@ -80,19 +80,19 @@ class _GroupedLinear(torch.autograd.Function):
         stack = plain_EOI if ctx.packed is None else ctx.packed
         d_rows_RI = torch.empty_like(rows_RI)
         d_stack_EOI = torch.zeros_like(plain_EOI) if ctx.needs_input_grad[1] else None
-        for expert, start, stop in _hits(ctx.sizes):
-            d_out = d_out_RO[start:stop]
-            weight_OI = expert_weight(stack, expert, d_out.dtype)
-            torch.mm(d_out, weight_OI, out=d_rows_RI[start:stop])
+        for expert, rows, weight_OI in _hits(ctx.sizes, stack, d_out_RO.dtype):
+            torch.mm(d_out_RO[rows], weight_OI, out=d_rows_RI[rows])
             if d_stack_EOI is not None:
-                d_stack_EOI[expert] = d_out.mT @ rows_RI[start:stop]
+                d_stack_EOI[expert] = d_out_RO[rows].mT @ rows_RI[rows]
         return d_rows_RI, d_stack_EOI, None
 
 
-def _hits(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(expert, first row, row after its last) of the experts that were hit."""
-    stop = 0
-    for expert, size in enumerate(sizes):
-        start, stop = stop, stop + size
-        if size:
-            yield expert, start, stop
+def _hits(
+    sizes: list[int], stack: ExpertStack, dtype: torch.dtype
+) -> Iterator[tuple[int, slice, Tensor]]:
+    """(expert, its rows, its matrix) of the experts that were hit."""
+    ends = list(accumulate(sizes, initial=0))
+    experts = [expert for expert, size in enumerate(sizes) if size]
+    weights = expert_weights(stack, experts, dtype)
+    for expert, weight_OI in zip(experts, weights, strict=True):
+        yield expert, slice(ends[expert], ends[expert + 1]), weight_OI
