@@ -40,9 +40,11 @@ def collect(plugins: Registry) -> dict[str, Any]:
     """The report as JSON values; versions come from the metadata of the distributions."""
     extra: dict[str, str] = {}
     for owner, lines in plugins.call_each("k3_info"):
-        if not isinstance(lines, Mapping):
-            raise PluginError(f"k3_info of {owner} returned {lines!r}; it must return a mapping")
-        extra |= {f"{owner} {name}": str(value) for name, value in lines.items()}
+        if isinstance(lines, Mapping):
+            extra |= {f"{owner} {name}": str(value) for name, value in lines.items()}
+        else:
+            problem = PluginError(f"returned {lines!r}; it must return a mapping")
+            plugins.mark_broken(owner, "k3_info", problem)
     return {
         "k3": __version__,
         "python": f"{platform.python_version()} at {sys.executable}",
