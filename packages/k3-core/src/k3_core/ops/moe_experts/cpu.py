@@ -3,8 +3,6 @@
 R rows sorted by expert (tokens x routes), E experts, I and O input and output width.
 """
 
-from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +12,9 @@ from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
 from k3_core.ops.once import refuse_second_derivative
+
+Hits = list[tuple[int, int]]
+"""(expert, its rows) of the experts that got any, in order."""
 
 
 def moe_experts(
@@ -29,10 +30,10 @@ def moe_experts(
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
-    sizes = counts.tolist()
+    hits = [(expert, count) for expert, count in enumerate(counts.tolist()) if count]
     rows = x_TD.index_select(0, order // idx_Tk.shape[1])
-    hidden = activation(_grouped(rows, w1, sizes), _grouped(rows, w3, sizes))
-    return combine(_grouped(hidden, w2, sizes), order, weight_Tk, x_TD)
+    hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
+    return combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
 
 
 def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -51,9 +52,9 @@ def combine(sorted_rows: Tensor, order: Tensor, weight_Tk: Tensor, x_TD: Tensor)
     return (y_TkD * weight_Tk.to(y_TkD.dtype)[..., None]).sum(1).to(x_TD.dtype)
 
 
-def _grouped(rows_RI: Tensor, stack: ExpertStack, sizes: list[int]) -> Tensor:
-    """Rows times the matrix of their expert, [R, O]; the first `sizes[0]` rows are expert 0's."""
-    result: Tensor = _GroupedLinear.apply(rows_RI, stack, sizes)
+def _grouped(rows_RI: Tensor, stack: ExpertStack, hits: Hits) -> Tensor:
+    """Rows times the matrix of their expert, [R, O]; the first rows are those of the first hit."""
+    result: Tensor = _GroupedLinear.apply(rows_RI, stack, hits)
     return result
 
 
@@ -64,35 +65,35 @@ class _GroupedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows_RI: Tensor, stack: ExpertStack, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
+    def forward(ctx: Any, rows_RI: Tensor, stack: ExpertStack, hits: Hits) -> Tensor:
+        ctx.hits = hits
         ctx.packed = None if isinstance(stack, Tensor) else stack
         ctx.save_for_backward(rows_RI, stack if ctx.packed is None else None)
         out_RO = rows_RI.new_empty(rows_RI.shape[0], stack.shape[1])
-        for _, rows, weight_OI in _hits(sizes, stack, rows_RI.dtype):
-            torch.mm(rows_RI[rows], weight_OI.mT, out=out_RO[rows])
+        weights = expert_weights(stack, [expert for expert, _ in hits], rows_RI.dtype)
+        for weight_OI, rows, out in zip(weights, *_by_hit(hits, rows_RI, out_RO), strict=True):
+            torch.mm(rows, weight_OI.mT, out=out)
         return out_RO
 
     @staticmethod
     def backward(ctx: Any, d_out_RO: Tensor) -> tuple[Tensor, Tensor | None, None]:
         refuse_second_derivative("moe_experts")
         rows_RI, plain_EOI = ctx.saved_tensors
-        stack = plain_EOI if ctx.packed is None else ctx.packed
+        stack, experts = ctx.packed or plain_EOI, [expert for expert, _ in ctx.hits]
         d_rows_RI = torch.empty_like(rows_RI)
-        d_stack_EOI = torch.zeros_like(plain_EOI) if ctx.needs_input_grad[1] else None
-        for expert, rows, weight_OI in _hits(ctx.sizes, stack, d_out_RO.dtype):
-            torch.mm(d_out_RO[rows], weight_OI, out=d_rows_RI[rows])
-            if d_stack_EOI is not None:
-                d_stack_EOI[expert] = d_out_RO[rows].mT @ rows_RI[rows]
+        outs, inputs, d_inputs = _by_hit(ctx.hits, d_out_RO, rows_RI, d_rows_RI)
+        weights = expert_weights(stack, experts, d_out_RO.dtype)
+        for weight_OI, d_out, d_rows in zip(weights, outs, d_inputs, strict=True):
+            torch.mm(d_out, weight_OI, out=d_rows)
+        if not ctx.needs_input_grad[1]:
+            return d_rows_RI, None, None
+        d_stack_EOI = torch.zeros_like(plain_EOI, dtype=d_out_RO.dtype)
+        for expert, d_out, rows in zip(experts, outs, inputs, strict=True):
+            torch.mm(d_out.mT, rows, out=d_stack_EOI[expert])
         return d_rows_RI, d_stack_EOI, None
 
 
-def _hits(
-    sizes: list[int], stack: ExpertStack, dtype: torch.dtype
-) -> Iterator[tuple[int, slice, Tensor]]:
-    """(expert, its rows, its matrix) of the experts that were hit."""
-    ends = list(accumulate(sizes, initial=0))
-    experts = [expert for expert, size in enumerate(sizes) if size]
-    weights = expert_weights(stack, experts, dtype)
-    for expert, weight_OI in zip(experts, weights, strict=True):
-        yield expert, slice(ends[expert], ends[expert + 1]), weight_OI
+def _by_hit(hits: Hits, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The rows of each hit, of every tensor."""
+    sizes = [count for _, count in hits]
+    return [tensor.split(sizes) for tensor in tensors]
