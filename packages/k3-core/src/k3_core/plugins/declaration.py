@@ -49,5 +49,6 @@ def _require(impl: "Impl", name: str, is_right: bool, allowed: str) -> None:
 
 
 def _is_strings(value: object) -> bool:
-    is_collection = isinstance(value, Iterable) and not isinstance(value, str)
-    return is_collection and all(isinstance(one, str) for one in value)  # type: ignore[union-attr]
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return False
+    return all(isinstance(one, str) for one in value)
