@@ -135,6 +135,10 @@ def test_info(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["environment"]["K3_SOMETHING"] == "def"
     assert report["environment"]["K3_SERVE_API_KEY"] == "(hidden)"
     assert report["more"] == {"probe_plugin licence": "MIT"}
+    choices = report["choices on cpu in float32"]
+    assert choices["kernel kda_chunk"] == "kda_chunk.cpu by auto"
+    assert choices["kernel probe"] == "probe.fine by auto"
+    assert "attention kda" not in choices  # nothing to choose between
     shown = f"{len(list_impls())}, table {table_hash()[:12]}"
     assert report["implementations"] == shown
 
