@@ -1,7 +1,7 @@
 """The whole text model written out from the specification, for every switch of the configuration.
 
 Nothing of the package computes here: plain float64 loops over tokens, heads and experts on the
-tensors of a state dict. Report 1.1, 2.1, 3.1 and 4; architecture 3.1 to 3.5.
+tensors of a state dict. Report 1.1, 2.1, 3.1 and 4; architecture 3.1 to 3.5 and 4.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from k3_core.config import K3Config, TextConfig
-from k3_core.model import K3ForConditionalGeneration
+from k3_core.model import K3ForConditionalGeneration, SequenceBatch
 
 SWITCHES = {
     "as in the file": {},
@@ -35,13 +35,55 @@ SWITCHES = {
     "no renormalisation": {"moe_renormalize": False, "routed_scaling_factor": 2.5},
     "one shared expert": {"num_shared_experts": 1},
 }
+IDS = torch.tensor([17, 3, 250, 17, 99, 4, 4, 201, 60])
 Weights = Callable[[str], Tensor]
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_logits_equal_the_formulas(golden, name):
+    model, weight = model_of(golden, SWITCHES[name])
+    config = model.config.text
+    with torch.no_grad():
+        actual = model(input_ids=IDS[None]).logits[0]
+    mix = mix_of(config, weight, IDS)
+    hidden = _rms(mix, weight("model.norm.weight"), config.rms_norm_eps)
+    expected = hidden @ weight("lm_head.weight").T
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_mtp_logits_equal_the_formulas(golden, is_shared):
+    """Architecture 4: position t reads the mix of t and token t + 1, which position 0 does not."""
+    switches = {"num_nextn_predict_layers": 1, "mtp_share_embeddings": is_shared}
+    model, weight = model_of(golden, switches)
+    config, at = model.config.text, "model.layers.9"
+    batch = SequenceBatch.from_lengths([len(IDS) - 1])
+    with torch.no_grad():
+        out = model.forward_packed(IDS[:-1], batch, output_logits=False)
+        actual, _ = model.mtp_forward(IDS[1:], out.mix_TD, batch)
+
+    def local(name: str) -> Tensor:
+        return weight(f"{at}.{name}.weight")
+
+    eps = config.rms_norm_eps
+    table = weight("model.embed_tokens.weight") if is_shared else local("embed_tokens")
+    embedding = table[IDS[1:]].clone()
+    embedding[0] = 0
+    previous = _rms(mix_of(config, weight, IDS[:-1]), local("hnorm"), eps)
+    x = torch.cat((_rms(embedding, local("enorm"), eps), previous), dim=1) @ local("eh_proj").T
+    h = _rms(x, local("input_layernorm"), eps)
+    x = x + _mla(config, lambda name: weight(f"{at}.self_attn.{name}"), h)
+    x = x + _moe(config, weight, at, _rms(x, local("post_attention_layernorm"), eps))
+    head = weight("lm_head.weight") if is_shared else local("shared_head.head")
+    expected = _rms(x, local("shared_head.norm"), eps) @ head.T
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
+
+
+def model_of(golden, changes: dict) -> tuple[K3ForConditionalGeneration, Weights]:
+    """A float64 model with random values everywhere, and its tensors by their text-model names."""
     config = K3Config.from_file(golden("text_tiny"))
-    changes = dict(SWITCHES[name])
+    changes = dict(changes)
     if linear := changes.pop("linear_attn_config", None):
         changes["linear_attn_config"] = dataclasses.replace(
             config.text.linear_attn_config, **linear
@@ -55,19 +97,12 @@ def test_logits_equal_the_formulas(golden, name):
             draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.copy_(draw * scale + ("norm" in key))
-        ids = torch.randint(0, config.text.vocab_size, (9,), generator=generator)
-        actual = model(input_ids=ids[None]).logits[0]
-    expected = logits_of(config.text, model.state_dict(), ids)
-    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
-    assert expected.std() > 0.1
+    state = model.state_dict()
+    return model, lambda name: state[f"language_model.{name}"].detach()
 
 
-def logits_of(config: TextConfig, state: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """Logits [T, V] of one sequence."""
-
-    def weight(name: str) -> Tensor:
-        return state[f"language_model.{name}"].detach()
-
+def mix_of(config: TextConfig, weight: Weights, ids: Tensor) -> Tensor:
+    """What enters the final norm [T, D], of one sequence."""
     embedding = weight("model.embed_tokens.weight")[ids]
     sources, running = [embedding], None  # finished blocks, sum of the running one
     for layer in range(config.num_hidden_layers):
@@ -93,8 +128,7 @@ def logits_of(config: TextConfig, state: dict[str, Tensor], ids: Tensor) -> Tens
     def top(name: str) -> Tensor:
         return weight(f"model.{name}.weight")
 
-    h = _mix(config, sources, running, top, "output_attn_res")
-    return _rms(h, top("norm"), config.rms_norm_eps) @ weight("lm_head.weight").T
+    return _mix(config, sources, running, top, "output_attn_res")
 
 
 def _closes_block(config: TextConfig, layer: int) -> bool:
