@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -94,10 +95,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = _path(first["loc"])
-        message = f"{param or 'body'}: {first['msg']}"
-        return bad_request(message, param, first["type"]).response
+        found = _telling(error.errors())
+        if found["type"] == "json_invalid":
+            problem = f"{found['ctx']['error']} at character {found['loc'][-1]}"
+            return bad_request(
+                f"the body is not valid JSON: {problem}", code="json_invalid"
+            ).response
+        param = _path(found["loc"])
+        return bad_request(f"{param or 'body'}: {found['msg']}", param, found["type"]).response
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -107,6 +112,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> JSONResponse:
         return bad_request("the body is nested too deeply", code="nesting").response
+
+
+def _telling(errors: Sequence[Any]) -> Any:
+    """The first error; of a field of several types, where each fails, the one that has its type."""
+    alike = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    return next((error for error in alike if not error["type"].endswith("_type")), alike[0])
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:
