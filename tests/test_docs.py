@@ -166,6 +166,17 @@ def test_the_pages_have_the_measured_figures(path: Path) -> None:
     assert f"| {num_bytes} | {bits} |" in card
 
 
+def test_the_card_has_the_sums_of_the_held_out_files() -> None:
+    table = (ROOT / "docs" / "k3-nano" / "heldout-files.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in table.splitlines() if line[0] != "#"][1:]
+    copied = [(float(row[4]), int(row[1]), float(row[3])) for row in rows]
+    card = (ROOT / CARD).read_text(encoding="utf-8")
+    for chosen in (copied, [row for row in copied if row[0] < 0.5]):
+        num_bytes = sum(size for _, size, _ in chosen)
+        bits = sum(size * per_byte for _, size, per_byte in chosen) / num_bytes
+        assert f"| {num_bytes:,} | {bits:.3f} |" in card
+
+
 def test_the_readme_has_the_bits_per_byte_of_the_card() -> None:
     readme, card = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", CARD))
     rows = re.findall(r"^\| [^|]*(?:78|near copies)[^|]*\| [\d,]+ \|(.*)\|$", card, re.M)
