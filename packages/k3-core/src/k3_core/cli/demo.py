@@ -103,21 +103,16 @@ def _stream(
     client: ChatClient, body: dict[str, Any], console: Console
 ) -> tuple[dict[str, Any], str | None]:
     """The assistant's message and why it ended."""
-    from k3_core.cli.transcript import show_delta
+    from k3_core.cli.transcript import Transcript
     from k3_core.engine.wire import add_delta
 
     message: dict[str, Any] = {"role": "assistant", "content": None}
     finish_reason = None
-    last_kind: str | None = None
+    transcript = Transcript(console, indent="   ")
     for chunk in client.stream(body):
         for choice in chunk["choices"]:
-            delta = choice["delta"]
-            kind = next((k for k in ("reasoning", "content", "tool_calls") if k in delta), None)
-            if kind not in (None, last_kind):
-                console.print("\n   " if last_kind else "   ", end="")
-                last_kind = kind
-            show_delta(console, delta)
-            add_delta(message, delta)
+            transcript.show(choice["delta"])
+            add_delta(message, choice["delta"])
             finish_reason = choice["finish_reason"]
     console.print()
     return message, finish_reason
