@@ -83,7 +83,6 @@ class K3ForConditionalGeneration(nn.Module):
     def from_pretrained(
         cls,
         path_or_name: str | Path,
-        *,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         experts: str = "packed",
