@@ -44,8 +44,10 @@ class ScriptedEngine:
         self.aborted: list[str] = []
 
     def submit(self, request: Request) -> EventStream:
-        if len(request.token_ids) > self.max_length:
-            raise ValueError(f"the prompt exceeds the context of {self.max_length} tokens")
+        if len(request.token_ids) + (request.sampling.max_tokens or 0) > self.max_length:
+            raise ValueError(f"the request exceeds the context of {self.max_length} tokens")
+        if any(not 0 <= i < self.tokenizer.vocab_size for i in request.sampling.logit_bias):
+            raise ValueError("a logit_bias id is outside the vocabulary")
         index = len(self.requests)
         self.requests.append(request)
         handle = EventStream(f"request-{index}", len(request.token_ids))

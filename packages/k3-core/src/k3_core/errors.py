@@ -3,6 +3,8 @@
 Each message names the offending value, the allowed ones and the next thing to do.
 """
 
+from collections.abc import Iterable
+
 
 class K3Error(Exception):
     """Base of every error that is the caller's to fix (exit code 2 of the command line)."""
@@ -26,3 +28,16 @@ class ImplUnavailable(K3Error):
 
 class ImplLoadError(K3Error):
     """The target of an implementation cannot be imported."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None: the hint of a message about an unknown name."""
+    import difflib  # on use: errors are imported at every start of `k3`
+
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an error, for a table or a record."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__.lstrip('_')}: {first}"

@@ -54,6 +54,20 @@ def test_logprobs_equal_a_full_forward(engine, text_tiny, case) -> None:  # type
     ]
 
 
+def test_a_used_slot_answers_as_an_empty_one(text_tiny, case) -> None:  # type: ignore[no-untyped-def]
+    """An edited last message, a shorter and a repeated prompt, each after the others' states."""
+    ids = case["input_ids"]
+    prompts = [tuple(x) for x in (ids[:20], [*ids[:15], *ids[30:35]], ids[:9], ids[:20])]
+    greedy = Sampling(max_tokens=3, temperature=0)
+    requests = [Request(prompt, greedy) for prompt in prompts]
+    with SimpleEngine(text_tiny, max_batch=1, prefill_chunk=7) as engine:
+        used = engine.generate(requests)
+    for request, done in zip(requests, used, strict=True):
+        with SimpleEngine(text_tiny, max_batch=1, prefill_chunk=7) as engine:
+            (expected,) = engine.generate([request])
+        assert (done.token_ids, done.logprobs) == (expected.token_ids, expected.logprobs)
+
+
 def test_a_seed_gives_the_same_text_in_any_company(engine, case) -> None:  # type: ignore[no-untyped-def]
     prompt = tuple(case["input_ids"][:12])
     requests = [

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from k3_core.tokenizer import K3Tokenizer
+from k3_core.errors import K3Error
+from k3_core.tokenizer import K3Tokenizer, TokenizerError
 from k3_core.tokenizer.text import cut_long
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -128,6 +129,29 @@ def test_another_tokenizer_s_folder_is_refused(tmp_path, tokenizer):
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"<\|im_end\|>"):
         K3Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer_config.json"])
+def test_a_folder_without_one_of_the_files_names_it(tmp_path, tokenizer, name):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")  # a model's folder all the same
+    (tmp_path / name).unlink()
+    with pytest.raises(TokenizerError, match=rf"{name}: No such file.*holds tiktoken\.model"):
+        K3Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"added_tokens_decoder": {"x": 1}}'])
+def test_a_damaged_tokenizer_configuration_is_named(tmp_path, tokenizer, text):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json does not describe"):
+        K3Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_bundled_model_is_found_by_its_name(tmp_path):
+    assert K3Tokenizer.from_pretrained("k3-nano").vocab_size == 4096
+    with pytest.raises(K3Error, match=r"k3-nanu.*not a bundled model.*k3-nano"):
+        K3Tokenizer.from_pretrained("k3-nanu")
 
 
 def test_saving_and_decoding_need_neither_tiktoken_nor_tokenizers(tmp_path, ranks):

@@ -78,11 +78,14 @@ def test_a_chunk_has_the_budget_of_an_image() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ImageError, match="0 frames"):
         preprocess_video([], fps=2.0)
-    with pytest.raises(ImageError, match="rates must be above 0"):
-        preprocess_video([gray(0)], fps=0.0)
+    for fps in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ImageError, match="rates must be finite and above 0"):
+            preprocess_video([gray(0)], fps=fps)
     with pytest.raises(ImageError, match="all frames must have one size"):
         preprocess_video([gray(0), gray(0, (28, 56))], fps=2.0)
     with pytest.raises(ImageError, match="allowed are 1 to 4"):
         VideoSettings(frames_per_chunk=5)
     with pytest.raises(ImageError, match="sample_fps = 0"):
         VideoSettings(sample_fps=0)
+    with pytest.raises(ImageError, match="sample_fps = inf"):
+        VideoSettings(sample_fps=float("inf"))

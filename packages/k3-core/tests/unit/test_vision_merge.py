@@ -60,7 +60,6 @@ def test_rows_that_end_unmasked_are_padded_on_the_left() -> None:
     )
     assert merged.embeds_BXD[..., 0].tolist() == [[0, 6, 20, 21], [0, 6, 7, 8]]
     assert merged.attention_mask_BX.tolist() == [[0, 1, 1, 1], [0, 1, 1, 1]]
-    assert merged.position_ids_BX.tolist() == [[0, 0, 1, 2], [0, 0, 1, 2]]
     assert merged.labels_BX.tolist() == [[-100, 2, -100, -100], [-100, 4, 5, 6]]
 
 

@@ -125,6 +125,16 @@ def test_results_follow_the_calls_when_every_id_matches():
     assert results_of([CALLS, *aliases]) == expected
 
 
+def test_an_id_that_comes_back_in_a_later_turn_is_that_turns_call():
+    first, second = assistant(("a", "f", {}), ("b", "g", {})), assistant(("b", "h", {}))
+    results = [result("B", tool_call_id="b"), result("A", tool_call_id="a")]
+    assert results_of([first, *results, USER, second, result("C", tool_call_id="b")]) == [
+        ('tool="f" index="1"', "A"),
+        ('tool="g" index="2"', "B"),
+        ('tool="h" index="1"', "C"),
+    ]
+
+
 def test_results_with_ambiguous_ids_stay_in_place():
     calls = assistant(("a", "f", {}), ("a", "g", {}))
     results = [result("1", tool_call_id="a"), result("2", tool_call_id="a", tool="h")]

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from k3_core.engine import Engine
 from k3_serve import chat, completions
 from k3_serve.__about__ import __version__
-from k3_serve.errors import ApiError, install
+from k3_serve.errors import ApiError, install, unexpected
 from k3_serve.limits import BodyLimit, Limits
 from k3_serve.runs import Run, on_disconnect
 from k3_serve.schemas import ChatRequest, CompletionRequest, SamplingFields
@@ -122,8 +122,9 @@ async def _server_sent(
             async for chunk in rest:
                 if has_usage or chunk["choices"]:
                     yield data(chunk)
-        except ApiError as error:
-            yield f"data: {json.dumps(error.body, ensure_ascii=False)}\n\n"
+        except Exception as error:
+            known = error if isinstance(error, ApiError) else unexpected(error)
+            yield f"data: {json.dumps(known.body, ensure_ascii=False)}\n\n"
             return
         finally:
             run.abort()

@@ -7,12 +7,15 @@ offending value.
 from __future__ import annotations
 
 import logging
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("k3_serve")
 
@@ -45,8 +48,46 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def unexpected(error: Exception) -> ApiError:
+    """What the client is told of an exception that nothing foresaw; the log gets its place.
+
+    Its message may hold request content: it goes to no client and to no log (serving 8).
+    """
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("request failed: %s\n%s", type(error).__name__, where)
+    return ApiError(500, "internal error; the server's log has the details")
+
+
+class Unexpected:
+    """ASGI middleware: an exception that nothing foresaw ends its own request and goes no further.
+
+    A handler of FastAPI's would still let it through to the HTTP server, which logs its message.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            response = unexpected(error).response
+            if not is_started:
+                await response(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
     """Gives every error of the application the OpenAI shape."""
+    app.add_middleware(Unexpected)
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -54,10 +95,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = _path(first["loc"])
-        message = f"{param or 'body'}: {first['msg']}"
-        return bad_request(message, param, first["type"]).response
+        found = _telling(error.errors())
+        if found["type"] == "json_invalid":
+            problem = f"{found['ctx']['error']} at character {found['loc'][-1]}"
+            return bad_request(
+                f"the body is not valid JSON: {problem}", code="json_invalid"
+            ).response
+        param = _path(found["loc"])
+        return bad_request(f"{param or 'body'}: {found['msg']}", param, found["type"]).response
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -68,11 +113,11 @@ def install(app: FastAPI) -> None:
     async def too_deep(_: Request, error: RecursionError) -> JSONResponse:
         return bad_request("the body is nested too deeply", code="nesting").response
 
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        # The message of an unknown exception may hold request content: it goes to no client.
-        logger.error("request failed: %s", type(error).__name__, exc_info=error)
-        return ApiError(500, "internal error; the server's log has the details").response
+
+def _telling(errors: Sequence[Any]) -> Any:
+    """The first error; of a field of several types, where each fails, the one that has its type."""
+    alike = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    return next((error for error in alike if not error["type"].endswith("_type")), alike[0])
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:

@@ -25,7 +25,7 @@ def choices_of(
         top_p=body.top_p,
         stop_ids=tuple(sorted(tokenizer.stop_ids)),
         stop=stop_strings(body),
-        logit_bias=_logit_bias(body),
+        logit_bias=_logit_bias(body, tokenizer.vocab_size),
         top_logprobs=num_top,
     )
     return [replace(base, seed=_shift(body.seed, index)) for index in range(body.n)]
@@ -42,8 +42,15 @@ def _shift(seed: int | None, index: int) -> int | None:
     return (seed + index + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE
 
 
-def _logit_bias(body: SamplingFields) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()}
-    except ValueError as error:
-        raise bad_request(f"a key of logit_bias is no token id: {error}", "logit_bias") from error
+def _logit_bias(body: SamplingFields, vocab_size: int) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for key, bias in (body.logit_bias or {}).items():
+        # The length first: thousands of digits are no integer to Python.
+        token_id = int(key) if key.isdecimal() and len(key) < 20 else vocab_size
+        if token_id >= vocab_size:
+            allowed = f"use one of 0..{vocab_size - 1}"
+            raise bad_request(
+                f"logit_bias key {key[:20]!r} is no token id; {allowed}", "logit_bias"
+            )
+        found[token_id] = bias
+    return found

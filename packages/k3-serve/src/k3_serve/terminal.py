@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from k3_core.cli.transcript import show_delta
+from k3_core.cli.transcript import Transcript
 from k3_core.engine import Engine
 from k3_core.engine.wire import add_delta
 from k3_core.errors import K3Error
@@ -86,8 +86,9 @@ def talk(conversation: Conversation, console: Console | None = None) -> None:
     console.print("Type a message; an empty line ends.", style="dim")
     while text := _read(console):
         try:
+            transcript = Transcript(console)
             for delta in conversation.ask(text):
-                show_delta(console, delta)
+                transcript.show(delta)
         except K3Error as error:
             console.print(f"\n[red]{escape(str(error))}[/]", end="")
         except KeyboardInterrupt:

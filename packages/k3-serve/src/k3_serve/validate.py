@@ -30,6 +30,9 @@ def check_chat(body: ChatRequest, limits: Limits) -> None:
                 f"messages[{index}] has role tool but no tool_call_id; give the id of its call",
                 f"messages[{index}].tool_call_id",
             )
+        if message.get("partial"):
+            where = f"messages[{index}].partial"
+            raise bad_request(f"{where}: continuing a message is not supported", where)
     _check_tool_choice(body.tool_choice, bool(declared))
     if body.response_format is not None:
         _check_response_format(body.response_format)
@@ -97,6 +100,11 @@ def _check_response_format(wanted: dict[str, Any]) -> None:
     if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
         raise bad_request(
             "response_format.json_schema needs a string name", "response_format.json_schema.name"
+        )
+    if not isinstance(schema.get("schema"), dict):
+        raise bad_request(
+            "response_format.json_schema.schema must be a JSON object",
+            "response_format.json_schema.schema",
         )
     if not isinstance(schema.get("strict", True), bool):
         raise bad_request(

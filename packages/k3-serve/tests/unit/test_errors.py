@@ -46,7 +46,7 @@ def tool(**fields):  # type: ignore[no-untyped-def]
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-            "messages",
+            "response_format.json_schema.schema",
         ),
         (
             {
@@ -71,10 +71,13 @@ def tool(**fields):  # type: ignore[no-untyped-def]
         ({"n": 17}, "n"),
         ({"seed": 2**63}, "seed"),
         ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999999": 1}}, "logit_bias"),
+        ({"messages": [USER, {"role": "assistant", "partial": True}]}, "messages[1].partial"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -132,6 +135,28 @@ def test_bodies_that_are_no_request(api, content, status) -> None:  # type: igno
     response = api.request("POST", "/v1/chat/completions", content=content, headers=headers)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("chat/completions", {"messages": [USER], "stop": ["x"] * 17}, "stop: List should have at"),
+        ("chat/completions", {"messages": [USER], "stop": 5}, "stop: Input should be a valid str"),
+        ("completions", {"prompt": [3, -1]}, "prompt[1]: Input should be greater than or equal"),
+        ("completions", {"prompt": []}, "prompt: List should have at least 1 item"),
+    ],
+)
+def test_a_field_of_several_types_says_what_is_wrong(api, path, fields, message) -> None:  # type: ignore[no-untyped-def]
+    response = api.request("POST", f"/v1/{path}", json={"model": "scripted", **fields})
+    assert response.json()["error"]["message"].startswith(message)
+
+
+def test_broken_json_says_where_and_blames_no_field(api) -> None:  # type: ignore[no-untyped-def]
+    headers = {"Content-Type": "application/json"}
+    response = api.request("POST", "/v1/completions", content=b'{"a": 1,', headers=headers)
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (None, "json_invalid")
+    assert error["message"].endswith("at character 8")
 
 
 def test_an_undeclared_long_body_is_cut_off(api) -> None:  # type: ignore[no-untyped-def]

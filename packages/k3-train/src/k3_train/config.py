@@ -8,6 +8,7 @@ the report's unless said so: peak rates, batch and horizon are not disclosed (re
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from k3_core.config import ConfigError, apply_overrides, load_dataclass, read_toml
 
 DEFAULT_HORIZON = 1000
-"""Schedule horizon, in steps, of a run that is given in steps and does not name a horizon."""
+"""Schedule horizon, in steps, of a run by `--steps` whose settings name no length."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class OptimConfig:
 class ScheduleSection:
     """Schedule by registry name; 1 % warm-up is the report's.
 
-    total_steps: the horizon; 0 means the planned steps of a run given in minutes, or
-    `DEFAULT_HORIZON` for a run given in steps. The learning rate stays at its floor after it.
+    total_steps: the horizon; 0 means the planned steps of a run given in minutes, else `run.steps`,
+    or `DEFAULT_HORIZON` when that is 0 too. The learning rate stays at its floor after it.
     """
 
     name: str = "cosine"
@@ -110,6 +111,35 @@ class RunSection:
     keep_checkpoints: int = 2
 
 
+_BELOW_ONE = 0.999999
+_RANGES: dict[str, tuple[float, float]] = {
+    "model.mtp_weight": (0, math.inf),
+    "data.tokens_per_batch": (2, math.inf),
+    "data.max_seq_len": (2, math.inf),
+    "optim.muon_lr": (0, math.inf),
+    "optim.adamw_lr": (0, math.inf),
+    "optim.embedding_lr": (0, math.inf),
+    "optim.weight_decay": (0, math.inf),
+    "optim.momentum": (0, _BELOW_ONE),
+    "optim.newton_schulz_steps": (1, math.inf),
+    "optim.beta1": (0, _BELOW_ONE),
+    "optim.beta2": (0, _BELOW_ONE),
+    "optim.eps": (0, math.inf),
+    "optim.clip_norm": (0, math.inf),
+    "schedule.total_steps": (0, math.inf),
+    "schedule.warmup_ratio": (0, 1),
+    "schedule.min_lr_ratio": (0, 1),
+    "balance.num_bins": (1, math.inf),
+    "run.steps": (0, math.inf),
+    "run.threads": (0, math.inf),
+    "run.accumulation": (1, math.inf),
+    "run.log_every": (1, math.inf),
+    "run.checkpoint_every": (1, math.inf),
+    "run.keep_checkpoints": (1, math.inf),
+}
+"""Smallest and largest value of each number."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """All sections of a run."""
@@ -123,29 +153,12 @@ class TrainConfig:
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value, low in self._lower_bounds():
-            if value < low:
-                raise ConfigError(name, f"{value} is below {low}", f"Give at least {low}.")
-
-    def _lower_bounds(self) -> list[tuple[str, float, float]]:
-        data, optim, schedule, run = self.data, self.optim, self.schedule, self.run
-        return [
-            ("data.tokens_per_batch", data.tokens_per_batch, 2),
-            ("data.max_seq_len", data.max_seq_len, 2),
-            ("optim.clip_norm", optim.clip_norm, 0),
-            ("optim.weight_decay", optim.weight_decay, 0),
-            ("optim.newton_schulz_steps", optim.newton_schulz_steps, 1),
-            ("schedule.total_steps", schedule.total_steps, 0),
-            ("schedule.warmup_ratio", schedule.warmup_ratio, 0),
-            ("schedule.min_lr_ratio", schedule.min_lr_ratio, 0),
-            ("balance.num_bins", self.balance.num_bins, 1),
-            ("run.steps", run.steps, 0),
-            ("run.threads", run.threads, 0),
-            ("run.accumulation", run.accumulation, 1),
-            ("run.log_every", run.log_every, 1),
-            ("run.checkpoint_every", run.checkpoint_every, 1),
-            ("run.keep_checkpoints", run.keep_checkpoints, 1),
-        ]
+        for name, (low, high) in _RANGES.items():
+            section, key = name.split(".")
+            value = getattr(getattr(self, section), key)
+            if not low <= value <= high:
+                allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                raise ConfigError(name, f"{value} is out of range", f"Give {allowed}.")
 
 
 def load_train_config(
@@ -189,5 +202,5 @@ def _toml_value(value: object) -> str:
         return (
             "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
         )
-    # Strings, numbers and booleans are spelled alike in JSON and in TOML.
-    return json.dumps(value)
+    # Numbers, booleans and strings of plain Unicode are spelled alike in JSON and in TOML.
+    return json.dumps(value, ensure_ascii=False)

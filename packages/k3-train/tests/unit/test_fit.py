@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from k3_core.cli.app import run
 from k3_core.config.quantization import released_quantization
+from k3_train.config import load_train_config
 from k3_train.loop.checkpoint import load, newest
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
 from k3_train.loop.trainer import Trainer
@@ -50,6 +51,23 @@ def test_two_and_two_steps_equal_four_by_the_commands(tmp_path, arguments):
     straight = (tmp_path / "straight/config.resolved.toml").read_text()
     assert straight == (tmp_path / "parts/config.resolved.toml").read_text()
     assert "steps = 4" in straight.replace('"', "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "horizon"),
+    [
+        (["--steps=1"], 1, 1000),
+        (["--set=run.steps=2"], 2, 2),
+        (["--set=run.steps=7", "--steps=1"], 1, 7),
+    ],
+)
+def test_the_horizon_is_the_planned_length_or_a_fixed_one(
+    tmp_path, arguments, settings, steps, horizon
+):
+    """A run in parts has the learning rates of one in a piece."""
+    fit(tmp_path / "run", *arguments, *settings)
+    used = load_train_config(file=tmp_path / "run/config.resolved.toml")
+    assert (used.run.steps, used.schedule.total_steps) == (steps, horizon)
 
 
 def test_minutes_fix_the_number_of_steps_and_write_it(tmp_path, arguments, monkeypatch):
@@ -106,7 +124,9 @@ def test_weights_name_token_files(tiny_data, tiny_settings):
 
 def test_the_default_corpus_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setattr("k3_train.loop.corpus.DEFAULT_FILES", 2)
+    monkeypatch.setattr("k3_train.loop.corpus.DEFAULT_CHAT_TOKENS", 100)
     build_default(tmp_path, 512)
+    assert {path.parent.name for path in tmp_path.glob("*/tokens.bin")} == {"chat", "stdlib"}
     stamp = (tmp_path / "stdlib/tokens.bin").stat().st_mtime_ns
     build_default(tmp_path, 512)
     assert (tmp_path / "stdlib/tokens.bin").stat().st_mtime_ns == stamp

@@ -57,6 +57,10 @@ class Cache(Protocol):
         """Pages [P, L, X] and the page table [N, M] of the given slots."""
         ...
 
+    def check_room(self, lengths: tuple[int, ...]) -> None:
+        """Raise ValueError when sequences of these total lengths do not fit; writes nothing."""
+        ...
+
     def advance(self, slots: tuple[int, ...], seqlens: tuple[int, ...]) -> None:
         """Count tokens that a forward pass has added to its slots."""
         ...

@@ -30,6 +30,8 @@ class ContiguousCache:
     ) -> None:
         if num_slots < 1:
             raise ValueError(f"a cache needs at least one slot, got {num_slots}")
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length {max_length} is not None and not at least 1 token")
         self.lengths = [0] * num_slots
         self.max_length = max_length
         self._states: dict[int, Tensor] = {}
@@ -68,6 +70,15 @@ class ContiguousCache:
         """Each slot is one page as long as the buffer."""
         return self._latents[layer], slots_N[:, None]
 
+    def check_room(self, lengths: tuple[int, ...]) -> None:
+        """Raise ValueError when a sequence is longer than `max_length`."""
+        longest = max(lengths, default=0)
+        if self.max_length is not None and longest > self.max_length:
+            raise ValueError(
+                f"a sequence of {longest} tokens does not fit the cache of max_length "
+                f"{self.max_length}; make the cache longer or the request shorter"
+            )
+
     def advance(self, slots: tuple[int, ...], seqlens: tuple[int, ...]) -> None:
         """Add the new tokens of each slot to its length."""
         for slot, length in zip(slots, seqlens, strict=True):
@@ -83,11 +94,7 @@ class ContiguousCache:
         buffer = self._latents[layer]
         if needed <= buffer.shape[1]:
             return buffer
-        if self.max_length is not None:
-            raise ValueError(
-                f"a sequence of {needed} tokens does not fit the cache of max_length "
-                f"{self.max_length}; make the cache longer or the request shorter"
-            )
+        self.check_room((needed,))
         length = max(needed, 2 * buffer.shape[1])
         grown = buffer.new_zeros(buffer.shape[0], length, buffer.shape[2])
         grown[:, : buffer.shape[1]] = buffer

@@ -50,6 +50,7 @@ def load_pretrained(
     """
     if experts not in EXPERTS:
         raise CheckpointError(f"experts = {experts!r} is not accepted, allowed: {EXPERTS}")
+    _check_device(device)
     source = resolve_source(path_or_name)
     folder = CheckpointFolder.open(source)
     check_folder(folder)
@@ -68,6 +69,17 @@ def load_pretrained(
     model.stored_dtypes = _unusual_dtypes(folder)
     model.tokenizer_source = source
     return model.eval()
+
+
+def _check_device(device: torch.device | str) -> None:
+    """Raise CheckpointError for a device that this machine or this build of torch lacks."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        problem = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"device {str(device)!r} is not usable ({problem}); try cpu"
+        ) from error
 
 
 def _choose_dtype(dtype: torch.dtype | str, config: K3Config) -> torch.dtype:

@@ -3,14 +3,13 @@
 Nothing here imports torch, and typer only once a subcommand runs. Source: design 2.
 """
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from k3_core.__about__ import __version__
-from k3_core.errors import K3Error
+from k3_core.errors import K3Error, nearest
 
 if TYPE_CHECKING:
     from k3_core.cli.lazy import Command, CommandRegistry
@@ -93,8 +92,8 @@ def _help(commands: "CommandRegistry", plugins: "Registry") -> str:
 
 def _unknown(name: str, commands: "CommandRegistry") -> str:
     names = [command.name for command in commands.all()]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}."
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names)}."
     return f"no command {name!r}; {hint} A command of another package needs it installed."
 
 

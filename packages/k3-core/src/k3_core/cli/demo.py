@@ -7,6 +7,7 @@ from the held-out part by a seed; one family needs a tool, which this program ca
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -102,21 +103,16 @@ def _stream(
     client: ChatClient, body: dict[str, Any], console: Console
 ) -> tuple[dict[str, Any], str | None]:
     """The assistant's message and why it ended."""
-    from k3_core.cli.transcript import show_delta
+    from k3_core.cli.transcript import Transcript
     from k3_core.engine.wire import add_delta
 
     message: dict[str, Any] = {"role": "assistant", "content": None}
     finish_reason = None
-    last_kind: str | None = None
+    transcript = Transcript(console, indent="   ")
     for chunk in client.stream(body):
         for choice in chunk["choices"]:
-            delta = choice["delta"]
-            kind = next((k for k in ("reasoning", "content", "tool_calls") if k in delta), None)
-            if kind not in (None, last_kind):
-                console.print("\n   " if last_kind else "   ", end="")
-                last_kind = kind
-            show_delta(console, delta)
-            add_delta(message, delta)
+            transcript.show(choice["delta"])
+            add_delta(message, choice["delta"])
             finish_reason = choice["finish_reason"]
     console.print()
     return message, finish_reason
@@ -134,7 +130,7 @@ def running_server(model: str) -> Iterator[ChatClient]:
     # One small sequence at a time: more threads would only wait for each other.
     options = ["--port", str(port), "--threads", "1", "--experts", "dequantized"]
     command = [sys.executable, "-m", "k3_core.cli.app", "serve", model, *options]
-    with tempfile.TemporaryFile() as log:
+    with _unwound_by_sigterm(), tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             client = ChatClient(f"http://127.0.0.1:{port}")
@@ -148,8 +144,20 @@ def running_server(model: str) -> Iterator[ChatClient]:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
+                pass
+            finally:  # a second Ctrl-C too leaves no server behind
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the program as Ctrl-C does: through every `finally`, and so with its server."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _free_port() -> int:

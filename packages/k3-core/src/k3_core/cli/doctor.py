@@ -49,7 +49,7 @@ def examine(registry: Registry) -> Report:
         try:
             load()
             report.num_imported += 1
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             report.problems.append(Problem(label, str(error), traceback.format_exc()))
     return report
 

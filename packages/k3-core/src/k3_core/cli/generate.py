@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,21 +80,19 @@ def _answer(
     sampling: Sampling,
     console: Console,
 ) -> None:
-    from k3_core.cli.transcript import write
+    from k3_core.cli.transcript import Transcript
     from k3_core.xtml import ContentDelta, ReasoningDelta, XtmlParser
 
     messages = [{"role": "user", "content": prompt}]
     ids = tokenizer.apply_chat_template(messages, thinking_effort=effort)
     parser = XtmlParser(tokenizer, thinking=True)
-    is_reasoning = False
-    for token_id in (*_tokens(engine, tuple(ids), sampling), None):
+    transcript = Transcript(console)
+    for token_id in chain(_tokens(engine, tuple(ids), sampling), [None]):
         for event in parser.finish() if token_id is None else parser.feed(token_id):
             if isinstance(event, ReasoningDelta):
-                is_reasoning = True
-                write(console, event.text, "dim")
+                transcript.show({"reasoning_content": event.text})
             elif isinstance(event, ContentDelta):
-                write(console, "\n" + event.text if is_reasoning else event.text)
-                is_reasoning = False
+                transcript.show({"content": event.text})
 
 
 def _tokens(engine: Engine, ids: tuple[int, ...], sampling: Sampling) -> Iterator[int]:

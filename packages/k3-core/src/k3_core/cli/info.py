@@ -4,14 +4,15 @@ import argparse
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from k3_core.__about__ import __version__
 from k3_core.cli.table import print_json
-from k3_core.errors import PluginError
-from k3_core.plugins import API_VERSION, Registry, ensure_plugins
+from k3_core.errors import K3Error, PluginError, one_line
+from k3_core.plugins import API_VERSION, Registry, ensure_plugins, resolve
 
 LIBRARIES = ("torch", "triton", "numpy", "safetensors", "tiktoken", "tokenizers", "pluggy", "typer")
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -40,9 +41,11 @@ def collect(plugins: Registry) -> dict[str, Any]:
     """The report as JSON values; versions come from the metadata of the distributions."""
     extra: dict[str, str] = {}
     for owner, lines in plugins.call_each("k3_info"):
-        if not isinstance(lines, Mapping):
-            raise PluginError(f"k3_info of {owner} returned {lines!r}; it must return a mapping")
-        extra |= {f"{owner} {name}": str(value) for name, value in lines.items()}
+        if isinstance(lines, Mapping):
+            extra |= {f"{owner} {name}": str(value) for name, value in lines.items()}
+        else:
+            problem = PluginError(f"returned {lines!r}; it must return a mapping")
+            plugins.mark_broken(owner, "k3_info", problem)
     return {
         "k3": __version__,
         "python": f"{platform.python_version()} at {sys.executable}",
@@ -55,6 +58,7 @@ def collect(plugins: Registry) -> dict[str, Any]:
             for record in plugins.records
         },
         "implementations": f"{len(plugins.impls())}, table {plugins.table_hash()[:12]}",
+        "choices on cpu in float32": _choices(plugins),
         "environment": {
             name: _shown(name, value)
             for name, value in sorted(os.environ.items())
@@ -62,6 +66,21 @@ def collect(plugins: Registry) -> dict[str, Any]:
         },
         "more": extra,
     }
+
+
+def _choices(plugins: Registry) -> dict[str, str]:
+    """What is chosen for every interface of which there is more than one implementation."""
+    impls = plugins.impls()
+    rivals = Counter((impl.kind, impl.implements) for impl in impls)
+    choices = {}
+    for (kind, name), count in rivals.items():
+        if count > 1:
+            try:
+                resolution = resolve(kind, name, registry=plugins)
+                choices[f"{kind} {name}"] = f"{resolution.chosen.name} by {resolution.source}"
+            except K3Error as error:
+                choices[f"{kind} {name}"] = one_line(error)
+    return choices
 
 
 def _version(distribution: str) -> str:

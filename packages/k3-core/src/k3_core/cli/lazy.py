@@ -6,7 +6,7 @@ Source: design 2 (one command, subcommands added lazily).
 import importlib
 from dataclasses import dataclass
 
-from k3_core.errors import DuplicateName, K3Error
+from k3_core.errors import DuplicateName, K3Error, PluginError
 from k3_core.plugins.registry import Registry
 
 
@@ -58,9 +58,14 @@ class CommandRegistry:
         return commands
 
     def add(self, name: str, *, target: str, help: str, is_plain: bool = False) -> None:
-        """Add one subcommand; a name that is taken is an error."""
+        """Add one subcommand; a name that is taken and a malformed target are errors."""
         if name in self._commands:
             raise DuplicateName(f"command {name!r} is already {self._commands[name].target}")
+        module, _, attribute = target.partition(":")
+        if not module or not attribute:
+            raise PluginError(
+                f"command {name!r}: target {target!r} is not of the form 'module:attribute'"
+            )
         self._commands[name] = Command(name=name, target=target, help=help, is_plain=is_plain)
 
     def get(self, name: str) -> Command | None:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+REASONING, CALLS = "dim", "cyan"
 
-def show_delta(console: Console, delta: Mapping[str, Any]) -> None:
-    """Writes one delta at the cursor: reasoning dimmed, the answer plain, tool calls coloured."""
+
+class Transcript:
+    """Shows one answer: reasoning dimmed, the answer plain, tool calls coloured, each on its line.
+
+    `indent` stands in front of each of them.
+    """
+
+    def __init__(self, console: Console, indent: str = "") -> None:
+        self._console = console
+        self._indent = indent
+        self._style: str | None = ""  # of no text yet
+
+    def show(self, delta: Mapping[str, Any]) -> None:
+        """Writes one delta at the cursor."""
+        for text, style in _pieces(delta):
+            if style != self._style:
+                write(self._console, ("\n" if self._style != "" else "") + self._indent)
+                self._style = style
+            write(self._console, text, style)
+
+
+def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """The texts of a delta with their styles."""
     if delta.get("reasoning_content"):
-        write(console, delta["reasoning_content"], "dim")
+        yield delta["reasoning_content"], REASONING
     if delta.get("content"):
-        write(console, delta["content"])
+        yield delta["content"], None
     for call in delta.get("tool_calls") or ():
         function = call.get("function", {})
         name = f"{function['name']} " if "name" in function else ""
-        write(console, name + function.get("arguments", ""), "cyan")
+        yield name + function.get("arguments", ""), CALLS
 
 
 def write(console: Console, text: str, style: str | None = None) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from k3_core.errors import K3Error
+from k3_core.errors import K3Error, nearest
 
 
 class ConfigError(K3Error, ValueError):
@@ -14,26 +13,28 @@ class ConfigError(K3Error, ValueError):
     Attributes: `path` (dotted name of the value), `problem`, `step` (what to do next).
     """
 
-    def __init__(self, path: str, problem: str, step: str) -> None:
-        super().__init__(f"{path}: {problem}. {step}")
-        self.path, self.problem, self.step = path, problem, step
+    def __init__(self, path: str, problem: str, step: str = "") -> None:
+        self.path, self.problem, self._step = path, problem, step
+        self.step = step or f"Change {path}."
+        super().__init__(f"{path}: {problem}. {self.step}")
+
+    def at(self, path: str) -> ConfigError:
+        """The same error of the value at another path."""
+        return ConfigError(path, self.problem, self._step)
 
     def within(self, section: str) -> ConfigError:
         """The same error with `section` put before the path."""
-        return ConfigError(f"{section}.{self.path}", self.problem, self.step)
+        return self.at(f"{section}.{self.path}")
 
 
 def bad_value(path: str, value: object, allowed: str, step: str = "") -> ConfigError:
     """An error for a value outside the allowed ones."""
-    return ConfigError(
-        path, f"{value!r} is not accepted, allowed: {allowed}", step or f"Change {path}."
-    )
+    return ConfigError(path, f"{value!r} is not accepted, allowed: {allowed}", step)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known key, or lists all of them."""
+def hint(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known key, or lists all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"Did you mean {close[0]!r}?"
+    if close := nearest(name, names):
+        return f"Did you mean {close!r}?"
     return f"Known keys: {', '.join(names) or 'none'}."

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
 
 from .errors import ConfigError, bad_value
 
-_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string"}
 
 
 _cached_hints = functools.cache(typing.get_type_hints)
@@ -50,8 +51,8 @@ def convert(value: object, hint: typing.Any, path: str) -> typing.Any:
 
 def _convert_scalar(value: object, hint: type, path: str) -> object:
     if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
+        value = float(value)
+    if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
         raise bad_value(path, value, _NAMES[hint])
     return value
 

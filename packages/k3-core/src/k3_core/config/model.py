@@ -86,7 +86,7 @@ class K3Config(ConfigPart):
             head, _, rest = error.path.partition(".")
             outside = {inner: outer for outer, inner in _SECTIONS.items()}
             path = ".".join(filter(None, (outside.get(head, head), rest)))
-            raise ConfigError(path, error.problem, error.step) from None
+            raise error.at(path) from None
 
     @classmethod
     def _from_flat(cls, data: Mapping[str, object]) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 from .errors import bad_value
 
@@ -65,12 +66,19 @@ def check_quantization(section: Mapping[str, object]) -> None:
         step = "Remove the section, or convert the experts to MXFP4."
         raise bad_value(f"{name}.format", section.get("format"), repr(FORMAT), step)
     groups = section.get("config_groups", {})
-    for key, group in groups.items() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights", {})
+    for key, group in _table(groups, f"{name}.config_groups").items():
+        path = f"{name}.config_groups.{key}"
+        group = _table(group, path)
+        weights = _table(group.get("weights", {}), f"{path}.weights")
         for field, wanted in _WEIGHTS.items():
-            if weights.get(field, wanted) != wanted:
-                path = f"{name}.config_groups.{key}.weights.{field}"
-                raise bad_value(path, weights[field], repr(wanted), "Convert the experts to MXFP4.")
-        if group.get("input_activations") is not None:
-            path = f"{name}.config_groups.{key}.input_activations"
-            raise bad_value(path, group["input_activations"], "null", f"Set {path} to null.")
+            if (value := weights.get(field, wanted)) != wanted:
+                step = "Convert the experts to MXFP4."
+                raise bad_value(f"{path}.weights.{field}", value, repr(wanted), step)
+        if (activations := group.get("input_activations")) is not None:
+            raise bad_value(f"{path}.input_activations", activations, "null")
+
+
+def _table(value: object, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise bad_value(path, value, "a table of key-value pairs")
+    return value

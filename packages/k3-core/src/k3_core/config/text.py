@@ -118,7 +118,7 @@ class TextConfig(ConfigPart):
         self._check_quantization()
 
     def _check_numbers(self) -> None:
-        for name in ("rms_norm_eps", "mla_norm_eps", "initializer_range"):
+        for name in ("rms_norm_eps", "mla_norm_eps", "initializer_range", "routed_scaling_factor"):
             if not getattr(self, name) > 0:
                 raise bad_value(name, getattr(self, name), "a number above 0")
         for name in ("activation_situ_beta", "activation_situ_linear_beta"):

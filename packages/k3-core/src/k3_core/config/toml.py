@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, hint
 from .fields import convert, type_hints
 from .overrides import apply_overrides
 
@@ -26,7 +26,7 @@ def load_dataclass(cls: type[T], mapping: Mapping[str, object], path: str = "") 
     prefix = f"{path}." if path else ""
     for key in mapping:
         if key not in fields:
-            raise ConfigError(prefix + key, "unknown key", nearest(key, fields))
+            raise ConfigError(prefix + key, "unknown key", hint(key, fields))
     for name, one in fields.items():
         has_default = not (
             one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING

@@ -3,7 +3,7 @@
 `SimpleEngine` is imported on first use, so that the protocol costs no torch import.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3_core.engine.handle import EventStream, fold_events
 from k3_core.engine.protocol import (
@@ -21,9 +21,12 @@ from k3_core.engine.protocol import (
 )
 from k3_core.engine.stops import StopMatcher
 from k3_core.engine.suspended import Suspended
+from k3_core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from k3_core.engine.simple import SimpleEngine
+else:
+    __getattr__ = lazy_attributes(__name__, {"SimpleEngine": "k3_core.engine.simple"})
 
 __all__ = [
     "Channel",
@@ -43,11 +46,3 @@ __all__ = [
     "TokenLogprob",
     "fold_events",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "SimpleEngine":
-        from k3_core.engine.simple import SimpleEngine
-
-        return SimpleEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

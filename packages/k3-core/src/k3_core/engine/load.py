@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from k3_core.errors import K3Error
-
 if TYPE_CHECKING:
     from k3_core.engine.simple import SimpleEngine
     from k3_core.tokenizer import K3Tokenizer
@@ -22,21 +20,13 @@ def load_engine(
     """The engine and tokenizer of a model folder or a bundled model such as k3-nano.
 
     `experts` "packed" takes the least memory, "dequantized" the least time on a CPU. Raises
-    K3Error for a device that is not here, and what loading raises for other bad options and for
-    a missing or damaged model.
+    what loading raises: K3Error for bad options and for a missing or damaged model.
     """
-    import torch
-
     from k3_core.checkpoint.source import resolve_source
     from k3_core.engine.simple import SimpleEngine
     from k3_core.model import K3ForConditionalGeneration
     from k3_core.tokenizer import K3Tokenizer
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise K3Error(f"device {device!r} is not usable ({first_line}); try cpu") from error
     folder = resolve_source(name)
     model = K3ForConditionalGeneration.from_pretrained(
         folder, dtype=dtype, device=device, experts=experts

@@ -22,6 +22,8 @@ FinishReason = Literal["stop", "length", "abort", "suspended", "error"]
 
 Channel = Literal["think", "response"]
 MAX_SEED = 2**63
+DEFAULT_MAX_TOKENS = 131_072
+"""Longest output of a request that sets no `max_tokens` (serving 2a)."""
 
 
 class Images(NamedTuple):
@@ -52,7 +54,8 @@ class Sampling:
     """How tokens are drawn and when a request ends.
 
     `temperature` 0 is greedy. `seed` None draws one at submission. Randomness depends on
-    (seed, position in the sequence) only. `max_tokens` None means the rest of the context.
+    (seed, position in the sequence) only. `max_tokens` None means the rest of the context, but at
+    most `DEFAULT_MAX_TOKENS`.
     `stop_ids` end the text with the id emitted; `stop` strings end it and need a tokenizer.
     `logit_bias` is added before the temperature; log-probabilities are those of the raw logits.
     """

@@ -19,6 +19,7 @@ import torch
 
 from k3_core.engine.handle import EventStream, fold_events
 from k3_core.engine.protocol import (
+    DEFAULT_MAX_TOKENS,
     Completion,
     FinishReason,
     Handle,
@@ -163,7 +164,9 @@ class SimpleEngine:
             if bad is not None:
                 raise ValueError(f"{name} {bad} is outside the vocabulary 0..{vocab - 1}")
         room = self._max_length - num_rows
-        max_tokens = max(room, 1) if sampling.max_tokens is None else sampling.max_tokens
+        max_tokens = sampling.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, min(room, DEFAULT_MAX_TOKENS))
         if max_tokens > room:
             raise ValueError(
                 f"the prompt's {num_rows} tokens and {max_tokens} more exceed the context of "

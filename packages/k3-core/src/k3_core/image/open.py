@@ -44,8 +44,8 @@ def open_animation(
     A frame without a duration lasts 0.1 s, as browsers show it. `max_pixels` bounds all frames
     of the file together, and all returned ones. Raises as `open_image`.
     """
-    if not fps > 0:
-        raise ImageError(f"fps = {fps}; it must be above 0")
+    if not 0 < fps < math.inf:
+        raise ImageError(f"fps = {fps}; it must be finite and above 0")
     with _opened(data, max_pixels, max_bytes) as image:
         num_frames = getattr(image, "n_frames", 1)
         _check_pixels(image, num_frames, max_pixels)

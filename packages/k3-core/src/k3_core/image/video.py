@@ -28,8 +28,8 @@ class VideoSettings:
     image: ImageSettings = RELEASED
 
     def __post_init__(self) -> None:
-        if not self.sample_fps > 0:
-            raise ImageError(f"sample_fps = {self.sample_fps}; it must be above 0")
+        if not 0 < self.sample_fps < math.inf:
+            raise ImageError(f"sample_fps = {self.sample_fps}; it must be finite and above 0")
         if not 1 <= self.frames_per_chunk <= 4:
             raise ImageError(f"frames_per_chunk = {self.frames_per_chunk}; allowed are 1 to 4")
 
@@ -53,10 +53,10 @@ class VideoInputs(NamedTuple):
 
 def sample_frames(num_frames: int, fps: float, sample_fps: float = 2.0) -> list[int]:
     """Indices of the frames on screen at times 0, 1/sample_fps, ...; each frame at most once."""
-    if num_frames < 1 or not fps > 0 or not sample_fps > 0:
+    if num_frames < 1 or not (0 < fps < math.inf and 0 < sample_fps < math.inf):
         raise ImageError(
             f"{num_frames} frames at {fps} fps sampled at {sample_fps} fps; "
-            "there must be a frame and both rates must be above 0"
+            "there must be a frame and both rates must be finite and above 0"
         )
     step = max(1.0, fps / sample_fps)
     return [math.floor(i * step) for i in range(math.ceil(num_frames / step))]

@@ -1,24 +1,22 @@
-"""The K3 model: packed text model, MTP layer, vision wrapper (architecture 3-5, design 4)."""
+"""The K3 model: packed text model, MTP layer, vision wrapper (architecture 3-5, design 4).
 
-from __future__ import annotations
+Imported on first use: `k3_core.model.declare` has to be importable without torch.
+"""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from k3_core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from k3_core.model.batch import SequenceBatch
     from k3_core.model.k3 import K3ForConditionalGeneration
+else:
+    __getattr__ = lazy_attributes(
+        __name__,
+        {
+            "K3ForConditionalGeneration": "k3_core.model.k3",
+            "SequenceBatch": "k3_core.model.batch",
+        },
+    )
 
 __all__ = ["K3ForConditionalGeneration", "SequenceBatch"]
-
-
-def __getattr__(name: str) -> Any:
-    # Lazy, because `k3_core.model.declare` has to be importable without torch.
-    if name == "K3ForConditionalGeneration":
-        from k3_core.model.k3 import K3ForConditionalGeneration
-
-        return K3ForConditionalGeneration
-    if name == "SequenceBatch":
-        from k3_core.model.batch import SequenceBatch
-
-        return SequenceBatch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

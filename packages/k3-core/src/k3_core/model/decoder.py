@@ -100,8 +100,16 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(model, eps, **like)
 
     def embed(self, input_ids_T: Tensor) -> Tensor:
-        """Token embeddings [T, D]."""
-        return nn.functional.embedding(input_ids_T, self.embed_tokens.weight)
+        """Token embeddings [T, D]; raises IndexError for an id outside the vocabulary."""
+        weight = self.embed_tokens.weight
+        # On a GPU the look at the values would cost a sync.
+        if input_ids_T.device.type == "cpu" and input_ids_T.numel():
+            low, high = int(input_ids_T.min()), int(input_ids_T.max())
+            if low < 0 or high >= len(weight):
+                raise IndexError(
+                    f"ids are in {low}..{high}, the vocabulary is 0..{len(weight) - 1}"
+                )
+        return nn.functional.embedding(input_ids_T, weight)
 
     def forward(
         self, embeds_TD: Tensor, batch: SequenceBatch, recorder: Recorder

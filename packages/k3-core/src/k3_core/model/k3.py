@@ -83,7 +83,6 @@ class K3ForConditionalGeneration(nn.Module):
     def from_pretrained(
         cls,
         path_or_name: str | Path,
-        *,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         experts: str = "packed",
@@ -186,6 +185,9 @@ class K3ForConditionalGeneration(nn.Module):
         """
         decoder = self.language_model.model
         recorder = Recorder(output_hidden_states)
+        self._check_routes(batch)
+        if batch.cache is not None:
+            batch.cache.check_room(batch.total_lengths)
         if inputs_embeds_TD is None:
             inputs_embeds_TD = decoder.embed(self._checked_ids(input_ids_T, batch))
         elif len(inputs_embeds_TD) != batch.num_tokens:
@@ -217,6 +219,8 @@ class K3ForConditionalGeneration(nn.Module):
         With images the output has the expanded length. Row b of the batch uses slot b of `cache`.
         """
         packing = packing_of(input_ids, attention_mask)
+        if pixel_values is None and grid_thws is not None:
+            raise ValueError("grid_thws without pixel_values; pass both or neither")
         if pixel_values is None:
             embeds_PD = self.language_model.model.embed(packing.pack(input_ids))
         else:
@@ -229,10 +233,12 @@ class K3ForConditionalGeneration(nn.Module):
             output_hidden_states=output_hidden_states,
         )
         assert out.logits is not None
+        mask_BT = packing.mask_BT.to(torch.int64)
         states = out.hidden_states
         if states is not None:
             states = {k: v if ".topk_" in k else packing.unpack(v) for k, v in states.items()}
-        return K3Output(packing.unpack(out.logits), packing.mask_BT.to(torch.int64), states)
+            states["attention_mask"] = mask_BT
+        return K3Output(packing.unpack(out.logits), mask_BT, states)
 
     def encode_images(self, pixel_values: Tensor, grid_thws: Tensor | None) -> list[Tensor]:
         """Features [n_i, D] of each item in the text model's space."""
@@ -274,6 +280,14 @@ class K3ForConditionalGeneration(nn.Module):
         )
         expanded = Packing(merged.attention_mask_BX.to(torch.bool))
         return expanded, expanded.pack(merged.embeds_BXD)
+
+    def _check_routes(self, batch: SequenceBatch) -> None:
+        """Raise ValueError for replayed routes of a layer that has no router to replay them."""
+        text = self.config.text
+        layers = range(text.num_hidden_layers + text.num_nextn_predict_layers)
+        if wrong := [i for i in batch.routes if i not in layers or not text.is_moe_layer(i)]:
+            routed = [i for i in layers if text.is_moe_layer(i)]
+            raise ValueError(f"routes for layers {wrong}; the layers with a router are {routed}")
 
     def _checked_ids(self, input_ids_T: Tensor | None, batch: SequenceBatch) -> Tensor:
         if input_ids_T is None or input_ids_T.shape != (batch.num_tokens,):

@@ -33,7 +33,8 @@ class K3Output:
     attention_mask: Tensor
     """int64 [B, T], 1 at real tokens."""
     hidden_states: dict[str, Tensor] | None = None
-    """Intermediates by name, [B, T, ...] (routing: [tokens, k] as the router saw them)."""
+    """Intermediates by name, [B, T, ...] (routing: [tokens, k] as the router saw them); those of
+    `Recorder` and `attention_mask`."""
 
 
 class Recorder:

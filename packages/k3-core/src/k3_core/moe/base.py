@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ Activation = Callable[[Tensor, Tensor], Tensor]
 
 class FeedForward(Protocol):
     """An nn.Module; its parameters carry the released names below its attribute."""
+
+    attribute: ClassVar[str]
+    """Its name in a decoder layer: `mlp` or `block_sparse_moe` in the released layout."""
 
     def __init__(
         self,

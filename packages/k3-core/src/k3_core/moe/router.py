@@ -70,6 +70,8 @@ class Router(nn.Module):
                 f"replayed routes are {tuple(idx_Tk.shape)}, the batch needs "
                 f"{tuple(routes.idx_Tk.shape)}"
             )
+        if idx_Tk.is_floating_point():
+            raise ValueError(f"replayed routes are {idx_Tk.dtype}; give integer expert indices")
         if idx_Tk.numel() and not 0 <= int(idx_Tk.min()) <= int(idx_Tk.max()) < num_experts:
             raise ValueError(f"replayed routes name experts outside 0..{num_experts - 1}")
         idx_Tk = idx_Tk.to(torch.int64)

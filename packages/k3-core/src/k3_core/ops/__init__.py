@@ -49,8 +49,8 @@ class OpSet:
     ) -> OpSet:
         """Choose an implementation of every op for a device type and a dtype name.
 
-        `overrides` is an `[impl]` table: keys are `kernel.<op>` (or `<op>`), values
-        implementation names. Raises `ImplUnavailable` when a named one cannot run.
+        `overrides` is an `[impl]` table: keys are `kernel` or `kernel.<op>`, values names of
+        implementations or of variants. Raises `ImplUnavailable` when a named one cannot run.
         """
         resolutions = {
             name: resolve("kernel", name, device=device, dtype=dtype, overrides=overrides)

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 
 import pluggy
 
-from k3_core.errors import DuplicateName, PluginError
+from k3_core.errors import DuplicateName, PluginError, one_line
 from k3_core.plugins.discover import Settings, Source, discover
 from k3_core.plugins.registry import Registry
 from k3_core.plugins.spec import PROJECT, K3Spec
@@ -69,8 +69,7 @@ def _load_one(source: Source, record: PluginRecord, registry: Registry) -> None:
         _check_api(impls, record)
     except (Exception, SystemExit) as error:
         record.state = _state_of(error)
-        lines = str(error).splitlines()
-        record.error = f"{type(error).__name__.lstrip('_')}: {lines[0] if lines else ''}"
+        record.error = one_line(error)
         record.traceback = traceback.format_exc()
     record.load_seconds = time.perf_counter() - start
     record.imports_torch |= "torch" in sys.modules and not had_torch

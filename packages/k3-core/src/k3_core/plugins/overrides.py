@@ -5,12 +5,11 @@
 one setting can name the same variant for every op of a kind. Source: design 3 (registry).
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from k3_core.errors import PluginError
+from k3_core.errors import PluginError, nearest
 from k3_core.plugins.types import KINDS, Impl, Request
 
 PREFIX = "K3_IMPL_"
@@ -25,7 +24,7 @@ def named_by_environ(
     allowed |= {env_variable(i.kind, i.implements): (i.kind, i.implements) for i in impls}
     for key in table:
         if key not in allowed:
-            raise PluginError(f"{key} names no kind or op{_nearest(key, allowed)}")
+            raise PluginError(f"{key} names no kind or op{_hint(key, allowed)}")
     special, general = env_variable(request.kind, request.implements), env_variable(request.kind)
     return _pick(request, impls, special, table.get(special), general, table.get(general))
 
@@ -38,7 +37,7 @@ def named_by_config(
     allowed = set(KINDS) | {f"{impl.kind}.{impl.implements}" for impl in impls}
     for key, value in table.items():
         if key not in allowed:
-            raise PluginError(f"[impl] {key} names no kind or op{_nearest(key, allowed)}")
+            raise PluginError(f"[impl] {key} names no kind or op{_hint(key, allowed)}")
         if not isinstance(value, str):
             raise PluginError(f"[impl] {key} = {value!r}: give the name of an implementation")
     special, general = f"{request.kind}.{request.implements}", request.kind
@@ -84,6 +83,6 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _nearest(key: str, allowed: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(allowed), n=1)
-    return f"; did you mean {near[0]}?" if near else "; see `k3 plugins impls`"
+def _hint(key: str, allowed: Iterable[str]) -> str:
+    near = nearest(key, allowed)
+    return f"; did you mean {near}?" if near else "; see `k3 plugins impls`"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import pluggy
 
-from k3_core.errors import DuplicateName
-from k3_core.plugins.types import API_VERSION, Impl, PluginRecord, PluginState
+from k3_core.errors import DuplicateName, PluginError, one_line
+from k3_core.plugins.types import API_VERSION, Impl, PluginRecord, PluginState, Request
 
 
 class Registry:
@@ -58,12 +58,34 @@ class Registry:
         for hook_impl in getattr(self.manager.hook, hook).get_hookimpls():
             accepted = {name: arguments[name] for name in hook_impl.argnames}
             try:
-                yield hook_impl.plugin_name, hook_impl.function(**accepted)
-            except Exception as error:
-                record = next(r for r in self.records if r.name == hook_impl.plugin_name)
-                record.state = PluginState.BROKEN
-                record.error = f"{hook}: {type(error).__name__}: {error}"
-                record.traceback = traceback.format_exc()
+                result = hook_impl.function(**accepted)
+            except (Exception, SystemExit) as error:
+                self.mark_broken(hook_impl.plugin_name, hook, error)
+            else:
+                yield hook_impl.plugin_name, result
+
+    def mark_broken(self, plugin: str, hook: str, error: BaseException) -> None:
+        """Record that a loaded plugin's hook failed."""
+        left_out = (PluginState.DUPLICATE, PluginState.BLOCKED)
+        *_, record = (r for r in self.records if r.name == plugin and r.state not in left_out)
+        record.state = PluginState.BROKEN
+        record.error = f"{hook}: {one_line(error)}"
+        record.traceback = "".join(traceback.format_exception(error))
+
+    def select(self, request: Request, candidates: tuple[Impl, ...]) -> Impl | None:
+        """What the hook `k3_select` of the plugins chooses, None when all abstain.
+
+        Raises `PluginError` when one fails: a site's policy is not to be passed over in silence.
+        """
+        try:
+            return self.manager.hook.k3_select(request=request, candidates=candidates)  # type: ignore[no-any-return]
+        except Exception as error:
+            hook_impls = self.manager.hook.k3_select.get_hookimpls()
+            names = ", ".join(sorted(one.plugin_name for one in hook_impls))
+            raise PluginError(
+                f"k3_select failed for {request.kind} {request.implements}: {one_line(error)}. "
+                f"Plugins with that hook: {names}; leave one out by K3_PLUGINS_BLOCK"
+            ) from error
 
     def table_hash(self) -> str:
         """SHA-256 over the contract version and every declaration, equal in equal processes."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from k3_core.errors import ImplUnavailable, PluginError
+from k3_core.errors import ImplUnavailable, PluginError, nearest
 from k3_core.plugins.filters import device_capability, reason_against
 from k3_core.plugins.overrides import env_variable, find, named_by_config, named_by_environ
 from k3_core.plugins.processes import ensure_plugins
@@ -53,7 +53,9 @@ def resolve(
         chosen = find(wanted, request, candidates)
         if chosen is None or chosen not in able:
             problem = "does not exist" if chosen is None else "cannot run"
-            raise _unavailable(f"{wanted!r} (by {origin}) {problem}", request, candidates, reasons)
+            raise _unavailable(
+                f"{wanted!r} (by {origin}) {problem}", request, candidates, reasons, source
+            )
     else:
         source, chosen = _choose(registry, request, candidates, able, reasons)
     return Resolution(
@@ -73,12 +75,20 @@ def _candidates(registry: Registry, request: Request) -> list[Impl]:
     if candidates:
         return candidates
     if request.kind not in KINDS:
-        raise ImplUnavailable(f"unknown kind {request.kind!r}; one of {', '.join(KINDS)}")
+        raise ImplUnavailable(
+            f"unknown kind {request.kind!r}{_hint(request.kind, KINDS)}; one of {', '.join(KINDS)}"
+        )
     names = sorted({impl.implements for impl in registry.impls(request.kind)})
     raise ImplUnavailable(
-        f"no plugin declares a {request.kind} for {request.implements!r}; there are: "
-        f"{', '.join(names) or 'none'}. Run `k3 plugins list` to see what is loaded."
+        f"no plugin declares the {request.kind} {request.implements!r}"
+        f"{_hint(request.implements, names)}; there are: {', '.join(names) or 'none'}. "
+        f"Run `k3 plugins list` to see what is loaded."
     )
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def _named(
@@ -104,7 +114,7 @@ def _choose(
 ) -> tuple[str, Impl]:
     if not able:
         raise _unavailable("nothing can run", request, candidates, reasons)
-    selected = registry.manager.hook.k3_select(request=request, candidates=tuple(able))
+    selected = registry.select(request, tuple(able))
     if selected is not None:
         if selected not in able:
             raise PluginError(f"k3_select returned {selected!r}, which is not a candidate")
@@ -128,7 +138,11 @@ def _not_chosen(impl: Impl, chosen: Impl, source: str) -> str:
 
 
 def _unavailable(
-    problem: str, request: Request, candidates: list[Impl], reasons: Mapping[str, str]
+    problem: str,
+    request: Request,
+    candidates: list[Impl],
+    reasons: Mapping[str, str],
+    source: str = "auto",
 ) -> ImplUnavailable:
     width = max(len(impl.name) for impl in candidates)
     rows = [
@@ -139,14 +153,16 @@ def _unavailable(
     return ImplUnavailable(
         f"{request.kind} {request.implements} for {wanted}: {problem}.\nCandidates:\n"
         + "\n".join(rows)
-        + f"\nTry: {_suggestion(request, candidates, reasons)}"
+        + f"\nTry: {_suggestion(request, candidates, reasons, source)}"
     )
 
 
-def _suggestion(request: Request, candidates: list[Impl], reasons: Mapping[str, str]) -> str:
+def _suggestion(
+    request: Request, candidates: list[Impl], reasons: Mapping[str, str], source: str
+) -> str:
     """One command: name one that can run, else install what is missing, else look again."""
     able = [impl for impl in candidates if not reasons[impl.name]]
-    if able:
+    if able and source != "argument":  # an argument wins over the variable
         best = max(able, key=lambda impl: impl.priority)
         return f"export {env_variable(request.kind, request.implements)}={best.name}"
     for impl in candidates:

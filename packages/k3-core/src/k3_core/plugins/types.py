@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from k3_core.errors import ImplLoadError, PluginError
+from k3_core.plugins.declaration import check_requirements, check_types
 
 API_VERSION = 1
 """Version of the plugin contract that this core implements."""
@@ -69,6 +70,7 @@ class Impl:
     summary: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in KINDS:
             raise PluginError(f"Impl {self.name!r}: unknown kind {self.kind!r}; one of {KINDS}")
         if not self.name:
@@ -79,9 +81,9 @@ class Impl:
                 f"Impl {self.name!r}: target {self.target!r} is not of the form 'module:attribute'"
             )
         for name in ("devices", "dtypes", "features"):
-            if isinstance(getattr(self, name), str):
-                raise PluginError(f"Impl {self.name!r}: {name} is a string; give a frozenset")
             object.__setattr__(self, name, frozenset(getattr(self, name)))
+        object.__setattr__(self, "requires", tuple(self.requires))
+        check_requirements(self)
         if not self.implements:
             object.__setattr__(self, "implements", self.name.partition(".")[0])
 
@@ -97,7 +99,7 @@ class Impl:
             value: Any = importlib.import_module(module_name)
             for part in attribute.split("."):
                 value = getattr(value, part)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ImplLoadError(
                 f"{self.kind} {self.name}: target {self.target!r} does not import: "
                 f"{type(error).__name__}: {error}. Run `k3 plugins doctor` for the traceback."

@@ -8,8 +8,9 @@
     def test_conformance(check):
         check()
 
-Ops are compared with `<op>.reference` run in float64 on the same rounded inputs, attention layers
-with the `<name>.default` layer built on the reference ops. Source: design 3, repository.md 7.3.
+Ops are compared with `<op>.reference` run in float64 on the same rounded inputs; attention and
+feed-forward layers and depth mixers with the `<name>.default` one in float64 on the reference ops.
+Of other kinds the target has to import. Source: design 3, repository.md 7.3.
 """
 
 from k3_core.testing.battery import (

@@ -11,7 +11,8 @@ from k3_core.plugins import Impl, Request, ensure_plugins, resolve
 from k3_core.plugins.filters import device_capability, reason_against, unmet_requirement
 from k3_core.testing.cases import ALL_DTYPES, Case, op_cases
 from k3_core.testing.compare import compare_op
-from k3_core.testing.layers import LAYER_CASES, compare_attention
+from k3_core.testing.layers import LAYER_CASES, compare_layer
+from k3_core.testing.mixers import compare_mixer
 
 
 class ConformanceError(AssertionError):
@@ -47,7 +48,8 @@ class Check:
             has_backward = "backward" in self.impl.features
             return compare_op(target, reference, self.case, self.dtype, self.device, has_backward)
         if isinstance(self.case, str):
-            return compare_attention(target, self.impl, self.case, self.dtype, self.device)
+            compare = compare_mixer if self.impl.kind == "depth_mixer" else compare_layer
+            return compare(target, self.impl, self.case, self.dtype, self.device)
         return [] if callable(target) else [f"{self.impl.target} is {target!r}, not callable"]
 
 
@@ -57,8 +59,10 @@ def checks_of(impl: Impl) -> list[Check]:
         return []
     if impl.kind == "kernel":
         cases: list[Any] = [c for c in op_cases(impl.implements) if c.features <= impl.features]
-    elif impl.kind == "attention":
-        cases = list(LAYER_CASES)
+    elif impl.kind in LAYER_CASES:
+        cases = list(LAYER_CASES[impl.kind])
+    elif impl.kind == "depth_mixer":
+        cases = ["reads"]
     else:
         return [Check(impl, None, torch.float32, "cpu")]
     checks = [

@@ -1,4 +1,4 @@
-"""The battery of attention layers: same weights, same tokens, against the default layer.
+"""The battery of attention and feed-forward layers: same weights, same tokens as the default's.
 
 The expected side is the `<name>.default` layer in float64 on the reference ops, forward as one
 packed batch without a cache. T packed tokens, D model width.
@@ -15,19 +15,19 @@ from k3_core.testing.compare import Results, differences, gradients
 from k3_core.testing.tolerance import TOLERANCE
 from k3_core.testing.values import Values
 
-LAYER_CASES = ("packed", "cached")
+LAYER_CASES = {"attention": ("packed", "cached"), "moe": ("packed",)}
 LENGTHS = (9, 1, 38)
 NUM_DECODED = 2
 # A layer is a chain of some ten roundings of its activations.
 LAYER_FACTOR = 4.0
 
 
-def compare_attention(
+def compare_layer(
     target: Any, impl: Impl, case: str, dtype: torch.dtype, device: str
 ) -> Iterator[str]:
     """One line for each output or gradient of the layer that is off."""
     layer = _build(target, impl.implements, device, dtype, {})
-    default = resolve("attention", impl.implements, name="default", dtype="float64").load()
+    default = resolve(impl.kind, impl.implements, name="default", dtype="float64").load()
     exact = _build(default, impl.implements, device, torch.float64, {"kernel": "reference"})
     _fill(layer)
     if layer.state_dict().keys() != exact.state_dict().keys():
@@ -54,9 +54,13 @@ def _build(
     from k3_core.ops import OpSet
 
     config = _config()
-    wants_kda = implements == "kda"
-    layers = range(config.num_hidden_layers)
-    layer = next(i for i in layers if config.is_kda_layer(i) == wants_kda)
+    is_right = {
+        "kda": config.is_kda_layer,
+        "gated_mla": lambda i: not config.is_kda_layer(i),
+        "latent_moe": config.is_moe_layer,
+        "dense_mlp": lambda i: not config.is_moe_layer(i),
+    }[implements]
+    layer = next(i for i in range(config.num_hidden_layers) if is_right(i))
     ops = OpSet.resolve(device, str(dtype).removeprefix("torch."), overrides)
     built: nn.Module = cls(config, layer, ops, device=device, dtype=dtype)
     if dtype == torch.float64:
@@ -81,11 +85,13 @@ def _packed(layer: nn.Module, x_TD: Tensor, has_backward: bool) -> Results:
     batch = SequenceBatch.from_lengths(LENGTHS, device=x_TD.device)
     x_TD = x_TD.detach().clone().requires_grad_(has_backward)
     with torch.set_grad_enabled(has_backward):
-        y_TD = layer(x_TD, batch)
+        output = layer(x_TD, batch)
+    # A feed-forward returns its routes too.
+    y_TD = output[0] if isinstance(output, tuple) else output
     if not has_backward:
         return {"result": y_TD}
-    leaves = {"the input": x_TD, **dict(layer.named_parameters())}
-    return {"result": y_TD, **gradients([y_TD], leaves)}
+    trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    return {"result": y_TD, **gradients([y_TD], {"the input": x_TD, **trained})}
 
 
 @torch.no_grad()

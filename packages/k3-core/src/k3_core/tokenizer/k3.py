@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from k3_core.checkpoint.source import resolve_source
 from k3_core.tokenizer.hf_json import added_token, tokenizer_json
-from k3_core.tokenizer.ranks import TokenizerError, read_ranks, write_ranks
+from k3_core.tokenizer.ranks import TokenizerError, read_file, read_ranks, write_ranks
 from k3_core.tokenizer.slots import NAMED_SLOTS, NUM_SLOTS, PATTERN, slot_names
 from k3_core.tokenizer.text import cut_long, join_surrogates
 from k3_core.xtml.render import chat_segments
@@ -57,12 +58,14 @@ class K3Tokenizer:
     def from_pretrained(cls, folder: str | Path) -> "K3Tokenizer":
         """From a folder with tiktoken.model and tokenizer_config.json, which numbers the slots.
 
-        Raises FileNotFoundError for an absent file, TokenizerError when a named slot of the
+        `folder` may also be the name of a bundled model. Raises CheckpointError when it is
+        neither, TokenizerError for a missing or damaged file and when a named slot of the
         configuration is not where this tokenizer puts it.
         """
+        if not (Path(folder) / CONFIG_FILE).is_file():
+            folder = resolve_source(folder)
         config_path = Path(folder) / CONFIG_FILE
-        added = json.loads(config_path.read_text("utf-8")).get("added_tokens_decoder", {})
-        contents = {int(token_id): entry["content"] for token_id, entry in added.items()}
+        contents = _read_slots(config_path)
         first_name = NAMED_SLOTS[0].name
         first = [token_id for token_id, content in contents.items() if content == first_name]
         if not first:
@@ -186,6 +189,19 @@ class K3Tokenizer:
             "clean_up_tokenization_spaces": False,
             "tokenizer_class": "PreTrainedTokenizerFast",
         }
+
+
+def _read_slots(config_path: Path) -> dict[int, str]:
+    """id -> spelling of the tokens that a tokenizer_config.json names."""
+    raw = read_file(config_path)
+    try:
+        added = json.loads(raw)["added_tokens_decoder"]
+        return {int(token_id): entry["content"] for token_id, entry in added.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TokenizerError(
+            f"{config_path} does not describe K3's tokens ({type(error).__name__}: {error}); "
+            f"save the tokenizer again"
+        ) from None
 
 
 def _write_json(path: Path, content: dict[str, Any], indent: int | None) -> None:

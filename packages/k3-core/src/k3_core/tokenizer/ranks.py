@@ -21,7 +21,7 @@ def read_ranks(path: Path, num_base_tokens: int) -> dict[bytes, int]:
     """
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(read_file(path).splitlines(), start=1):
         if not line:
             continue
         token, rank = _read_line(line, f"{path}, line {number}")
@@ -43,6 +43,17 @@ def read_ranks(path: Path, num_base_tokens: int) -> dict[bytes, int]:
             f"a rank file needs them all"
         )
     return ranks
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a tokenizer's file. Raises TokenizerError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(
+            f"{path}: {error.strerror}; a folder with a tokenizer holds tiktoken.model and "
+            f"tokenizer_config.json"
+        ) from None
 
 
 def write_ranks(path: Path, ranks: Mapping[bytes, int]) -> None:

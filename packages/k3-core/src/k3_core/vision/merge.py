@@ -89,13 +89,11 @@ def split_items(input_ids_BT: Tensor, num_items: int, placeholder_id: int) -> li
 class MergedBatch:
     """A padded batch after the expansion; every field has the expanded length X.
 
-    Embeddings are zero and labels `ignore_index` where the mask is 0. Positions count the
-    unmasked tokens of a row from 0 (the model itself uses none).
+    Embeddings are zero and labels `ignore_index` where the mask is 0.
     """
 
     embeds_BXD: Tensor
     attention_mask_BX: Tensor
-    position_ids_BX: Tensor
     labels_BX: Tensor | None
 
 
@@ -131,9 +129,8 @@ def merge_batch(
             labels_X = expand_labels(labels_BT[row], expansion, ignore_index)
             labels.append(labels_X.masked_fill(mask_X == 0, ignore_index))
     mask_BX = _pad(masks, is_left, 0)
-    positions_BX = (mask_BX.cumsum(1) - 1).clamp(min=0)
     labels_BX = _pad(labels, is_left, ignore_index) if labels else None
-    return MergedBatch(_pad(embeds, is_left, 0), mask_BX, positions_BX, labels_BX)
+    return MergedBatch(_pad(embeds, is_left, 0), mask_BX, labels_BX)
 
 
 def _pad(rows: list[Tensor], is_left: bool, value: int) -> Tensor:

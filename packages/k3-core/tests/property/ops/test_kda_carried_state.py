@@ -101,3 +101,37 @@ def test_composed_segments_carry_any_state(kda, pieces, lower_bound, seed):
         output_final_state=True,
     )
     kda.assert_close([apply_map(state, left), apply_map(state, right)], [expected] * 2, 1e-10)
+
+
+@given(CUTS.filter(any), st.integers(0, 2**20))
+def test_gradients_of_segments_run_apart_equal_those_of_the_whole(kda, pieces, seed):
+    """Each segment starts from the composed maps of those before it, as under KCP.
+
+    The decays differ by head and channel, or a segment that read those of another would pass.
+    """
+    tokens = sum(pieces)
+    *inputs, state = kda.inputs((tokens,), seed=seed, heads=3)
+    leaves = [x.requires_grad_() for x in inputs]
+    weight = torch.randn(tokens, 3, V, generator=torch.Generator().manual_seed(seed)).double()
+
+    def rank(part, start):
+        args = (*(x[part] for x in leaves[:5]), *leaves[5:])
+        kwargs = {"lower_bound": -5.0, "cu_seqlens_N1": kda.offsets((part.stop - part.start,))}
+        o, _ = cpu.kda_chunk(*args, initial_state_NHVK=start, **kwargs)
+        return o, segment.kda_segment(*args[1:], **kwargs)
+
+    outputs, before, at = [], None, 0
+    for length in pieces:
+        start = state if before is None else apply_map(state, before)
+        o, own = rank(slice(at, at + length), start)
+        outputs.append(o)
+        before = own if before is None else compose(before, own)
+        at += length
+    whole, _ = reference.kda_chunk(
+        *leaves, lower_bound=-5.0, cu_seqlens_N1=kda.offsets((tokens,)), initial_state_NHVK=state
+    )
+    found, expected = (
+        torch.autograd.grad((o * weight).sum(), leaves, materialize_grads=True)
+        for o in (torch.cat(outputs), whole)
+    )
+    kda.assert_close([torch.cat(outputs), state, *found], [whole, state, *expected], 1e-10)

@@ -109,12 +109,7 @@ def test_memory_behind_the_inputs_is_not_read(kda, lengths, seed):
 
 def test_many_chunks_of_ragged_documents(kda):
     """More than 1024 chunks, with a remainder of 15 tokens in the second document."""
-    lengths = (33 * 32, 7 * 32 + 15, 1) + (32,) * 1000
+    lengths = (2 * 32, 32 + 15, 1) + (1,) * 1020
     inputs = kda.inputs(lengths, heads=1, num_k=4, num_v=4)
-    packed = kda.run_chunk(cpu.kda_chunk, inputs, lengths)
-    head = lengths[:3]
-    tokens = sum(head)
-    first = (*(x[:tokens] for x in inputs[:5]), *inputs[5:7], inputs[7][:3])
-    expected = kda.run_chunk(reference.kda_chunk, first, head, has_gradients=False)
-    kda.assert_close([packed[0][:tokens], packed[1][:3]], expected, 1e-10)
-    assert all(bool(x.isfinite().all()) for x in packed)
+    expected = kda.run_chunk(reference.kda_chunk, inputs, lengths)
+    kda.assert_close(kda.run_chunk(cpu.kda_chunk, inputs, lengths), expected, 1e-10)

@@ -145,6 +145,7 @@ def test_arguments_and_sources(tmp_path, golden):
     _refused(source, r"experts = 'int8'.*'packed', 'dequantized'", experts="int8")
     _refused(source, "dtype = 'int8'.*auto, float32", dtype="int8")
     _refused(source, r"dtype = torch\.int8", dtype=torch.int8)
+    _refused(source, "device 'warp' is not usable", device="warp")
     _refused("no-such-model", "'no-such-model' is not a folder and not a bundled model")
     _refused(tmp_path, r"a folder without config\.json")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())

@@ -2,6 +2,11 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import pytest
@@ -108,3 +113,21 @@ def test_a_server_that_fails_is_quoted() -> None:
     message = "(?s)ended before it answered; it said:.*no-such-model"
     with pytest.raises(K3Error, match=message), demo.running_server("no-such-model"):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_too(monkeypatch, number: int) -> None:  # type: ignore[no-untyped-def]
+    start, started = subprocess.Popen, []
+
+    def sleeper(command, **streams):  # type: ignore[no-untyped-def]
+        started.append(start([sys.executable, "-c", "import time; time.sleep(60)"], **streams))
+        return started[0]
+
+    monkeypatch.setattr(demo.subprocess, "Popen", sleeper)
+    monkeypatch.setattr(demo.ChatClient, "wait_until_healthy", lambda self, *_: None)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises((SystemExit, KeyboardInterrupt)), demo.running_server("k3-nano"):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    assert started[0].poll() is not None
+    assert signal.getsignal(signal.SIGTERM) == before

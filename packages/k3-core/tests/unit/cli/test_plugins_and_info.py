@@ -135,8 +135,32 @@ def test_info(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["environment"]["K3_SOMETHING"] == "def"
     assert report["environment"]["K3_SERVE_API_KEY"] == "(hidden)"
     assert report["more"] == {"probe_plugin licence": "MIT"}
+    choices = report["choices on cpu in float32"]
+    assert choices["kernel kda_chunk"] == "kda_chunk.cpu by auto"
+    assert choices["kernel probe"] == "probe.fine by auto"
+    assert "attention kda" not in choices  # nothing to choose between
     shown = f"{len(list_impls())}, table {table_hash()[:12]}"
     assert report["implementations"] == shown
+
+
+@pytest.mark.usefixtures("probes")
+def test_info_and_doctor_go_on_past_a_plugin_that_misbehaves_late(ask: Ask, tmp_path: Path) -> None:
+    """A wrong result of `k3_info`, a malformed command and a target that ends the process."""
+    source = PROBE.replace('return {"licence": "MIT"}', 'return "MIT"')
+    source = source.replace("math:no_such_thing", "probe_target:x")
+    source += (
+        '\n@hookimpl\ndef k3_add_commands(registry):\n    registry.add("x", target="y", help="")'
+    )
+    (tmp_path / "probe_plugin.py").write_text(source)
+    (tmp_path / "probe_target.py").write_text("import sys\nsys.exit(3)\n")
+    sys.modules.pop("probe_plugin", None)
+    reload_plugins()
+    report = ask("info")
+    assert "k3_info: PluginError: returned 'MIT'" in report["plugins"]["probe_plugin"]
+    assert report["more"] == {}
+    problems = {p["what"]: p["error"] for p in ask("plugins", "doctor", code=1)["problems"]}
+    assert "SystemExit: 3" in problems["kernel probe.bad"]
+    assert "'module:attribute'" in problems["plugin probe_plugin"]
 
 
 @pytest.mark.parametrize("command", ["list", "impls"])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from k3_core.config import ConfigError, K3Config
+from k3_core.config.quantization import FORMAT
 
 TEXT_ERRORS = [
     ("mla_use_nope", False, "True"),
@@ -29,7 +30,13 @@ TEXT_ERRORS = [
     ("dtype", "int8", "'bfloat16' or 'float16' or 'float32'"),
     ("eos_token_id", 256, "0 to vocab_size - 1 = 255"),
     ("q_lora_rank", None, "an integer"),
+    ("rms_norm_eps", float("inf"), "a finite number"),
+    ("activation_situ_linear_beta", float("nan"), "a finite number"),
+    ("routed_scaling_factor", 0.0, "above 0"),
     ("quantization_config", {"format": "nvfp4"}, "'mxfp4-pack-quantized'"),
+    ("quantization_config", {"format": FORMAT, "config_groups": []}, "a table"),
+    ("quantization_config", {"format": FORMAT, "config_groups": {"g": None}}, "a table"),
+    ("quantization_config", {"format": FORMAT, "config_groups": {"g": {"weights": 4}}}, "a table"),
 ]
 LINEAR_ERRORS = [
     ("gate_lower_bound", -5.5, "null or a number in [-5, 0)"),
@@ -80,6 +87,15 @@ def test_bad_value_is_refused_by_name(data, path, name, value, allowed):
     assert ".".join((*path, name)) in message
     assert allowed in message
     assert caught.value.step
+
+
+@pytest.mark.parametrize("path", [("text_config",), ("text_config", "linear_attn_config")])
+def test_the_next_step_names_the_whole_path(data, path):
+    """Sections are read by themselves, and `text_config` is called `text` in code."""
+    name = ".".join(path)
+    _section(data, path[:-1])[path[-1]] = [1]
+    with pytest.raises(ConfigError, match=rf"^{name}: .*table of .*\. Change {name}\.$"):
+        K3Config.from_dict(data)
 
 
 def test_missing_field_is_named(data):

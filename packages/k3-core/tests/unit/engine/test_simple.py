@@ -79,6 +79,12 @@ def test_without_a_limit_the_context_is_filled(engine) -> None:  # type: ignore[
     assert (len(done.token_ids), done.finish_reason) == (4, "length")
 
 
+def test_without_a_limit_a_long_context_gives_the_default_length(engine, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("k3_core.engine.simple.DEFAULT_MAX_TOKENS", 3)
+    (done,) = engine.generate([request([1] * 10, max_tokens=None)])
+    assert (len(done.token_ids), done.finish_reason) == (3, "length")
+
+
 def test_nan_and_exceptions_fail_one_request_only(engine, fake_model) -> None:  # type: ignore[no-untyped-def]
     fake_model.bad_ids, fake_model.raising_ids = {38}, {37}
     prompts = [[1, 2], [38, 2], [37, 2], [2, 3]]

@@ -54,6 +54,32 @@ def test_a_full_cache_names_its_limit():
         cache.append_latent(1, (0,), (3,), (torch.zeros(2, 6),))
 
 
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_cache_holds_at_least_a_token(length):
+    with pytest.raises(ValueError, match=f"max_length {length}"):
+        ContiguousCache(SPECS, 1, max_length=length)
+
+
+def test_what_does_not_fit_is_refused_before_the_cache_is_touched(golden):
+    model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
+    cache, ids = model.new_cache(2, max_length=5), torch.arange(8).view(2, 4)
+    with torch.no_grad():
+        model(input_ids=ids, cache=cache)
+        before = cache.kda_state(0).clone(), cache.conv_state(0).clone()
+        with pytest.raises(ValueError, match="8 tokens does not fit the cache of max_length 5"):
+            model(input_ids=ids, cache=cache)
+    assert cache.lengths == [4, 4]
+    assert torch.equal(cache.kda_state(0), before[0])
+    assert torch.equal(cache.conv_state(0), before[1])
+
+
+@pytest.mark.parametrize("wrong", [-1, 256])
+def test_ids_outside_the_vocabulary_are_named(golden, wrong):
+    model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
+    with pytest.raises(IndexError, match=rf"{wrong}\b.*vocabulary is 0\.\.255"):
+        model(input_ids=torch.tensor([[3, wrong]]))
+
+
 def test_reset_forgets_one_slot_only(golden):
     config = K3Config.from_file(golden("text_tiny"))
     model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
@@ -66,6 +92,27 @@ def test_reset_forgets_one_slot_only(golden):
         again = model.forward_packed(ids[0], row).logits
     torch.testing.assert_close(again, first[0], atol=1e-6, rtol=0)
     assert not (cache.kda_state(0)[1] == 0).all()
+
+
+def test_a_reset_slot_reads_nothing_that_it_was_not_given(golden):
+    """Every tensor of the cache is NaN beforehand; prefill and decode see none of it."""
+    config = K3Config.from_file(golden("text_tiny"))
+    model = K3ForConditionalGeneration(config, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(9)[None]
+    cache = model.new_cache(1, max_length=16)
+    text = config.text
+    for layer in range(text.num_hidden_layers):
+        if text.is_kda_layer(layer):
+            cache.kda_state(layer).fill_(float("nan"))
+            cache.conv_state(layer).fill_(float("nan"))
+        else:
+            cache.latent_pages(layer, torch.tensor([0]))[0].fill_(float("nan"))
+    cache.reset(0)
+    with torch.no_grad():
+        whole = model(input_ids=ids).logits
+        pieces = (ids[:, :2], ids[:, 2:7], *ids[:, 7:].split(1, dim=1))
+        cached = torch.cat([model(input_ids=piece, cache=cache).logits for piece in pieces], dim=1)
+    torch.testing.assert_close(cached, whole, atol=1e-5, rtol=0)
 
 
 def test_left_and_right_padding_agree(golden):
@@ -96,14 +143,19 @@ def test_images_need_a_vision_tower(golden):
     model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
     with pytest.raises(ValueError, match="no vision tower"):
         model(input_ids=torch.arange(4)[None], pixel_values=torch.zeros(4, 3, 14, 14))
+    with pytest.raises(ValueError, match="grid_thws without pixel_values"):
+        model(input_ids=torch.arange(4)[None], grid_thws=torch.tensor([[1, 2, 2]]))
 
 
 def test_replayed_routes_are_checked(golden):
     model = K3ForConditionalGeneration(K3Config.from_file(golden("text_tiny")))
-    for routes, message in (
-        (torch.zeros(3, 4), "replayed routes are"),
-        (torch.full((4, 4), 16), r"outside 0\.\.15"),
+    for layer, routes, message in (
+        (1, torch.zeros(3, 4, dtype=torch.int64), r"replayed routes are \(3, 4\)"),
+        (1, torch.full((4, 4), 16), r"outside 0\.\.15"),
+        (1, torch.zeros(4, 4), r"torch\.float32; give integer"),
+        (0, torch.zeros(4, 4, dtype=torch.int64), r"layers \[0\].* are \[1, 2,"),
+        (9, torch.zeros(4, 4, dtype=torch.int64), r"layers \[9\]"),
     ):
-        batch = SequenceBatch.from_lengths([4], routes={1: routes})
+        batch = SequenceBatch.from_lengths([4], routes={layer: routes})
         with pytest.raises(ValueError, match=message):
             model.forward_packed(torch.arange(4), batch)

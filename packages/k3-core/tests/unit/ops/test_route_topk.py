@@ -62,6 +62,15 @@ def test_nan_scores_are_never_chosen_before_finite_ones():
     assert 0 in routes.idx_Tk[1].tolist()
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (2, 1)])
+def test_scores_that_are_all_bad_still_name_distinct_experts(value, groups, kept):
+    logits = torch.full((3, 4), value)
+    routes = route_topk(logits, torch.zeros(4), **DEFAULTS, num_groups=groups, topk_groups=kept)
+    for chosen in routes.idx_Tk.tolist():
+        assert len(set(chosen)) == 2 and set(chosen) <= set(range(4))
+
+
 def test_all_experts_chosen_and_no_tokens():
     everything = route_topk(torch.zeros(2, 3), torch.zeros(3), **{**DEFAULTS, "top_k": 3})
     assert everything.cutoff_T.tolist() == [-math.inf, -math.inf]

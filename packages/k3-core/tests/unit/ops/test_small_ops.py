@@ -121,3 +121,23 @@ def test_cross_entropy_of_ignored_labels_only_is_zero_with_a_zero_gradient():
     loss = linear_cross_entropy(hidden, rand(5, 3), torch.full((2,), -100))
     loss.backward()
     assert float(loss) == 0 and (hidden.grad == 0).all()
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_cross_entropy_without_reduction_has_the_gradient_of_each_loss(ignored):
+    """d logits = (softmax - one-hot) times what arrives, and nothing at ignored labels."""
+    hidden, weight, upstream = rand(4, 3), rand(5, 3, seed=1), rand(4, seed=2)
+    labels = torch.tensor([2, ignored, 0, 4])
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+    each = linear_cross_entropy(*leaves, labels, ignore_index=ignored, reduction="none")
+    found = torch.autograd.grad((each * upstream).sum(), leaves)
+    error = torch.softmax(hidden.detach() @ weight.detach().T, -1)
+    for row, label in enumerate(labels.tolist()):
+        error[row, label if label >= 0 else 0] -= 1
+        error[row] *= 0 if label == ignored else upstream[row]
+    torch.testing.assert_close(found, (error @ weight.detach(), error.T @ hidden.detach()))
+
+
+def test_a_label_beyond_the_vocabulary_is_an_error():
+    with pytest.raises(IndexError, match="5"):
+        linear_cross_entropy(rand(1, 3), rand(5, 3), torch.tensor([5]))

@@ -190,3 +190,19 @@ def test_a_hook_that_raises_later_marks_its_plugin(install: Write) -> None:
     assert "a_bad" not in lines
     assert record_of(registry, "a_bad").state == "broken"
     assert "no lines" in record_of(registry, "a_bad").error
+
+
+def test_only_the_first_line_of_a_late_error_is_recorded_with_its_own_plugin(
+    install: Write,
+) -> None:
+    """A plugin of the same name that did not load keeps its record."""
+    install("a_bad", "1 / 0", distribution="one")
+    install("a_bad", "1 / 0", distribution="two")
+    hook = HEAD + "@hookimpl\ndef k3_info():\n    raise SystemExit('first\\nsecond')"
+    install("b_late", hook)
+    registry = load_plugins({})
+    assert "b_late" not in dict(registry.call_each("k3_info"))
+    assert record_of(registry, "b_late").error == "k3_info: SystemExit: first"
+    assert [r.error for r in registry.records if r.name == "a_bad"] == [
+        "ZeroDivisionError: division by zero"
+    ] * 2

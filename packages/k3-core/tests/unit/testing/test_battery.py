@@ -12,7 +12,8 @@ from k3_core.ops.situ_glu.reference import situ_glu
 from k3_core.testing import check_impl, checks_of, op_cases, relative_error
 from k3_core.testing.battery import resolve_by_name
 from k3_core.testing.compare import compare_op
-from k3_core.testing.layers import compare_attention
+from k3_core.testing.layers import compare_layer
+from k3_core.testing.mixers import compare_mixer
 
 
 class _WrongGradient(torch.autograd.Function):
@@ -87,9 +88,40 @@ def test_a_wrong_attention_layer_is_found() -> None:
 
     impl = resolve_by_name("attention", "kda", "default")
     for case in ("packed", "cached"):
-        found = list(compare_attention(NoGate, impl, case, torch.float32, "cpu"))
+        found = list(compare_layer(NoGate, impl, case, torch.float32, "cpu"))
         assert any(line.startswith("result") for line in found), case
-        assert not list(compare_attention(KimiDeltaAttention, impl, case, torch.float32, "cpu"))
+        assert not list(compare_layer(KimiDeltaAttention, impl, case, torch.float32, "cpu"))
+
+
+def test_a_wrong_feed_forward_is_found() -> None:
+    from k3_core.moe.latent import LatentMoE
+
+    class NoShared(LatentMoE):
+        def forward(self, x_TD: Tensor, batch: Any) -> Any:
+            y_TD, routes = super().forward(x_TD, batch)
+            return y_TD - 0.01 * self.shared_experts(x_TD), routes
+
+    impl = resolve_by_name("moe", "latent_moe", "default")
+    found = list(compare_layer(NoShared, impl, "packed", torch.float32, "cpu"))
+    assert any(line.startswith("result") for line in found)
+    assert any(line.startswith("gradient of shared_experts") for line in found)
+    assert not list(compare_layer(LatentMoE, impl, "packed", torch.float32, "cpu"))
+
+
+def test_a_wrong_depth_mixer_is_found() -> None:
+    from k3_core.residual.block import BlockAttentionResidual
+
+    class Late(BlockAttentionResidual):
+        """Closes a block one layer late: the first reads are still right."""
+
+        def read_attention(self, state: Any, layer: int, site: Any) -> Tensor:
+            return super().read_attention(state, layer - (layer > 1), site)
+
+    impl = resolve_by_name("depth_mixer", "block_attn_res", "default")
+    found = list(compare_mixer(Late, impl, "reads", torch.float32, "cpu"))
+    assert {line.split(":")[0] for line in found} >= {"read 5", "output", "gradient of write 1"}
+    assert not [line for line in found if line.startswith(("read 0", "read 1:", "read 2"))]
+    assert not list(compare_mixer(BlockAttentionResidual, impl, "reads", torch.float32, "cpu"))
 
 
 def test_checks_cover_cases_dtypes_and_skip_the_own_oracle() -> None:

@@ -8,7 +8,7 @@ import hashlib
 import platform
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,14 +28,16 @@ from k3_train.data.token_file import TokenFile, TokenFileWriter
 CONVERSATIONS_PER_BLOCK = 200
 
 
-def build_stdlib(out: Path, tokenizer: K3Tokenizer) -> TokenFile:
-    """Write the training files of the standard library, in the order of their paths."""
+def build_stdlib(
+    out: Path, tokenizer: K3Tokenizer, files: Iterable[tuple[str, str]] | None = None
+) -> TokenFile:
+    """Write files (path, text) of the standard library; None takes all of its training files."""
     hashes: dict[str, str] = {}
     sources = {"kind": "stdlib", "python": platform.python_version(), "sha256": hashes}
     with TokenFileWriter(
         out, vocab_size=tokenizer.vocab_size, has_mask=False, sources=sources
     ) as writer:
-        for name, text in stdlib.training_files():
+        for name, text in stdlib.training_files() if files is None else files:
             ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
             writer.add(ids, [len(ids)])
             hashes[name] = hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
-from k3_train.config import DEFAULT_HORIZON, ModelSection, TrainConfig
+from k3_train.config import ModelSection, TrainConfig
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
@@ -70,7 +70,7 @@ def build_schedule(config: TrainConfig) -> Schedule:
     section = config.schedule
     target: Any = resolve("schedule", section.name, overrides=config.impl).load()
     return target(
-        total_steps=section.total_steps or DEFAULT_HORIZON,
+        total_steps=section.total_steps,
         warmup_ratio=section.warmup_ratio,
         min_lr_ratio=section.min_lr_ratio,
     )

@@ -4,7 +4,7 @@ A data folder holds token files in its sub-folders and the tokenizer's files bes
 `k3 train data build` writes it (training 4).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from k3_core.config import ConfigError
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
-from k3_train.data.token_file import MANIFEST, TokenFile, TokenFileWriter
+from k3_train.data.token_file import MANIFEST, TokenFile
 
 CONFIG_FILE = "tokenizer_config.json"
 NUM_SPECIAL = 256
 DEFAULT_FILES = 150
 """Files of the standard library in the corpus that a run without data makes, about 3 MB."""
+DEFAULT_CHAT_TOKENS = 200_000
 
 
 def open_sampler(config: TrainConfig, folder: Path) -> PackedSampler:
@@ -56,39 +57,34 @@ def open_tokenizer(folder: Path, vocab_size: int) -> K3Tokenizer:
 
 
 def build_default(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer of `vocab_size` ids and a token file from the standard library.
+    """Write a tokenizer of `vocab_size` ids and small token files, as `k3 train data build` does.
 
-    Does nothing when the folder has a token file already.
+    Does nothing when that was done before.
     """
-    if _manifests(folder):
+    last = folder / "stdlib"
+    if (last / MANIFEST).is_file():
         return
-    tokenizer = K3Tokenizer(_ranks(vocab_size - NUM_SPECIAL), vocab_size - NUM_SPECIAL)
+    # Imported here: the tokenizer trainer is not installed where prepared data is trained on.
+    from k3_train.data.corpus import build_chat, build_stdlib
+    from k3_train.data.tokenizer_trainer import train_ranks
+
+    files = _some_files()
+    ranks = train_ranks((text for _, text in files), vocab_size - NUM_SPECIAL)
+    tokenizer = K3Tokenizer(ranks, vocab_size - NUM_SPECIAL)
     tokenizer.save_pretrained(folder)
-    sources = {"kind": "stdlib", "files": DEFAULT_FILES}
-    with TokenFileWriter(
-        folder / "stdlib", vocab_size=vocab_size, has_mask=False, sources=sources
-    ) as writer:
-        for text in _texts():
-            ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
-            writer.add(ids, [len(ids)])
+    build_chat(folder / "chat", tokenizer, DEFAULT_CHAT_TOKENS)
+    build_stdlib(last, tokenizer, files)
 
 
 def _manifests(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*/{MANIFEST}"))
 
 
-def _ranks(num_base_tokens: int) -> Mapping[bytes, int]:
-    # Imported here: the tokenizer trainer is not installed where prepared data is trained on.
-    from k3_train.data.tokenizer_trainer import train_ranks
-
-    return train_ranks(_texts(), num_base_tokens)
-
-
-def _texts() -> Iterator[str]:
+def _some_files() -> list[tuple[str, str]]:
     from k3_core.evaluate import stdlib
 
     # A stride, because neighbours in the order of the paths are alike.
-    return (text for _, text in islice(stdlib.training_files(), 0, DEFAULT_FILES * 10, 10))
+    return list(islice(stdlib.training_files(), 0, DEFAULT_FILES * 10, 10))
 
 
 def _check_weights(

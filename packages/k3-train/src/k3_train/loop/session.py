@@ -48,7 +48,7 @@ class Session:
         target = done + steps if steps is not None else self.config.run.steps
         horizon = self.config.schedule.total_steps
         if not horizon:
-            horizon = target if minutes is not None else DEFAULT_HORIZON
+            horizon = target if minutes else self.config.run.steps or DEFAULT_HORIZON
         self.config = replace(
             self.config,
             run=replace(self.config.run, steps=target),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -28,8 +29,8 @@ def per_head_muon(
 
     def iterate(blocks: Tensor) -> Tensor:
         # bf16 on a GPU (report 5); a CPU has no fast bf16 product, and fp32 is the exact mode.
-        working = blocks.bfloat16() if blocks.is_cuda else blocks
-        return newton_schulz(working, steps=steps).to(blocks.dtype)
+        dtype = torch.bfloat16 if blocks.is_cuda else None
+        return newton_schulz(blocks, steps=steps, dtype=dtype)
 
     muon = PerHeadMuon(
         matrices,

@@ -51,6 +51,9 @@ def mla_prefill(
 def _attend(q_THD: Tensor, k_SHD: Tensor, v_SHV: Tensor, scale: float) -> Tensor:
     is_square = len(q_THD) == len(k_SHD)
     mask = None if is_square else reference.causal_mask(len(q_THD), len(k_SHD), q_THD.device)
+    num_v = v_SHV.shape[-1]
+    # Torch's kernel that never stores the [T, S] scores wants values as wide as the keys.
+    v_SHV = F.pad(v_SHV, (0, max(0, q_THD.shape[-1] - num_v)))
     o_HTV = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],
         k_SHD.transpose(0, 1)[None],
@@ -59,4 +62,4 @@ def _attend(q_THD: Tensor, k_SHD: Tensor, v_SHV: Tensor, scale: float) -> Tensor
         is_causal=is_square,
         scale=scale,
     )
-    return o_HTV[0].transpose(0, 1)
+    return o_HTV[0].transpose(0, 1)[..., :num_v]

@@ -1,12 +1,20 @@
-"""moe_experts on a CPU: rows sorted by expert once, one matmul per expert that was hit."""
+"""moe_experts on a CPU: rows sorted by expert once, one matmul per expert that was hit.
+
+R rows sorted by expert (tokens x routes), E experts, I and O input and output width.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack, expert_weight
+from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
+from k3_core.ops.once import refuse_second_derivative
+
+Hits = list[tuple[int, int]]
+"""(expert, its rows) of the experts that got any, in order."""
 
 
 def moe_experts(
@@ -21,15 +29,11 @@ def moe_experts(
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
-    num_routes = idx_Tk.shape[1]
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
-    rows = x_TD[order // num_routes].split(counts.tolist())
-    outputs = [
-        _expert(x, expert, w1, w3, w2, activation) for expert, x in enumerate(rows) if len(x)
-    ]
-    if not outputs:
-        return x_TD.new_zeros(x_TD.shape[0], w2.shape[1])
-    return combine(torch.cat(outputs), order, weight_Tk, x_TD)
+    hits = [(expert, count) for expert, count in enumerate(counts.tolist()) if count]
+    rows = x_TD.index_select(0, order // idx_Tk.shape[1])
+    hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
+    return combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
 
 
 def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -42,16 +46,54 @@ def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 def combine(sorted_rows: Tensor, order: Tensor, weight_Tk: Tensor, x_TD: Tensor) -> Tensor:
     """Bring expert outputs back to token order and sum a token's routes in float32."""
-    num_tokens, num_routes = weight_Tk.shape
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
-    y_TkD = sorted_rows[inverse].view(num_tokens, num_routes, -1).to(math_dtype(x_TD))
+    y_TkD = sorted_rows.index_select(0, inverse).unflatten(0, weight_Tk.shape).to(math_dtype(x_TD))
     return (y_TkD * weight_Tk.to(y_TkD.dtype)[..., None]).sum(1).to(x_TD.dtype)
 
 
-def _expert(
-    x: Tensor, expert: int, w1: ExpertStack, w3: ExpertStack, w2: ExpertStack, act: Activation
-) -> Tensor:
-    gate = F.linear(x, expert_weight(w1, expert, x.dtype))
-    up = F.linear(x, expert_weight(w3, expert, x.dtype))
-    return F.linear(act(gate, up), expert_weight(w2, expert, x.dtype))
+def _grouped(rows_RI: Tensor, stack: ExpertStack, hits: Hits) -> Tensor:
+    """Rows times the matrix of their expert, [R, O]; the first rows are those of the first hit."""
+    result: Tensor = _GroupedLinear.apply(rows_RI, stack, hits)
+    return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """One node for all experts: autograd's own would be several nodes for each of them.
+
+    Packed experts are decoded as they are used, again in the backward, and get no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows_RI: Tensor, stack: ExpertStack, hits: Hits) -> Tensor:
+        ctx.hits = hits
+        ctx.packed = None if isinstance(stack, Tensor) else stack
+        ctx.save_for_backward(rows_RI, stack if ctx.packed is None else None)
+        out_RO = rows_RI.new_empty(rows_RI.shape[0], stack.shape[1])
+        weights = expert_weights(stack, [expert for expert, _ in hits], rows_RI.dtype)
+        for weight_OI, rows, out in zip(weights, *_by_hit(hits, rows_RI, out_RO), strict=True):
+            torch.mm(rows, weight_OI.mT, out=out)
+        return out_RO
+
+    @staticmethod
+    def backward(ctx: Any, d_out_RO: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        refuse_second_derivative("moe_experts")
+        rows_RI, plain_EOI = ctx.saved_tensors
+        stack, experts = ctx.packed or plain_EOI, [expert for expert, _ in ctx.hits]
+        d_rows_RI = torch.empty_like(rows_RI)
+        outs, inputs, d_inputs = _by_hit(ctx.hits, d_out_RO, rows_RI, d_rows_RI)
+        weights = expert_weights(stack, experts, d_out_RO.dtype)
+        for weight_OI, d_out, d_rows in zip(weights, outs, d_inputs, strict=True):
+            torch.mm(d_out, weight_OI, out=d_rows)
+        if not ctx.needs_input_grad[1]:
+            return d_rows_RI, None, None
+        d_stack_EOI = torch.zeros_like(plain_EOI, dtype=d_out_RO.dtype)
+        for expert, d_out, rows in zip(experts, outs, inputs, strict=True):
+            torch.mm(d_out.mT, rows, out=d_stack_EOI[expert])
+        return d_rows_RI, d_stack_EOI, None
+
+
+def _by_hit(hits: Hits, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The rows of each hit, of every tensor."""
+    sizes = [count for _, count in hits]
+    return [tensor.split(sizes) for tensor in tensors]

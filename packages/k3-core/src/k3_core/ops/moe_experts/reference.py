@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from k3_core.ops.math import math_dtype
-from k3_core.ops.moe_experts.weights import ExpertStack, expert_weight
+from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
 
 Activation = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,11 +36,8 @@ def moe_experts(
         if token.numel() == 0:
             continue
         x = x_TD[token]
-        hidden = activation(
-            F.linear(x, expert_weight(w1, expert, x.dtype)),
-            F.linear(x, expert_weight(w3, expert, x.dtype)),
-        )
-        y = F.linear(hidden, expert_weight(w2, expert, x.dtype)).to(dtype)
+        gate, up, down = (next(expert_weights(w, [expert], x.dtype)) for w in (w1, w3, w2))
+        y = F.linear(activation(F.linear(x, gate), F.linear(x, up)), down).to(dtype)
         out_TD = out_TD.index_add(0, token, y * weight_Tk[token, route].to(dtype)[:, None])
     return out_TD.to(x_TD.dtype)
 

@@ -1,6 +1,9 @@
-"""One expert's matrix out of a stack, plain or packed."""
+"""Experts' matrices out of a stack, plain or packed."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,12 +12,21 @@ from k3_core.quant import MXTensor
 
 ExpertStack = Tensor | MXTensor
 
+NUM_DECODED = 2**22
+"""Weights decoded at once: many small experts in one go, but never a whole large bank."""
 
-def expert_weight(stack: ExpertStack, expert: int, dtype: torch.dtype) -> Tensor:
-    """The [out, in] matrix of `expert` in `dtype`."""
-    if isinstance(stack, MXTensor):
-        return stack[expert].dequantize(dtype)
-    return stack[expert].to(dtype)
+
+def expert_weights(
+    stack: ExpertStack, experts: Sequence[int], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """The [out, in] matrices of `experts` in `dtype`, in their order."""
+    if not isinstance(stack, MXTensor):
+        yield from (stack[expert].to(dtype) for expert in experts)
+        return
+    step = max(1, NUM_DECODED // math.prod(stack.shape[1:]))
+    for first in range(0, len(experts), step):
+        index = torch.tensor(experts[first : first + step], device=stack.device)
+        yield from MXTensor(stack.packed[index], stack.scale[index]).dequantize(dtype)
 
 
 def whole_stack(stack: ExpertStack, dtype: torch.dtype) -> Tensor:

@@ -20,12 +20,13 @@ def newton_schulz(
     if matrices.ndim < 2:
         raise ValueError(f"newton_schulz needs [..., m, n], got {tuple(matrices.shape)}")
     a, b, c = COEFFICIENTS
-    x = matrices.to(dtype or matrices.dtype)
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    wide = matrices.mT if is_tall else matrices
+    x = wide.reshape(-1, *wide.shape[-2:]).to(dtype or matrices.dtype)
     norm = torch.linalg.matrix_norm(x.to(math_dtype(x)), keepdim=True)
     x = x / (norm.to(x.dtype) + eps)
     for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if is_tall else x).to(matrices.dtype)
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.view(wide.shape).to(matrices.dtype)
+    return x.mT if is_tall else x
