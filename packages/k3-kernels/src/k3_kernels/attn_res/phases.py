@@ -11,6 +11,7 @@ Legend: T tokens, D model width, S sites of one block, n finished sources.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -36,7 +37,7 @@ def attn_res_blocks(
         )
     check_values("attn_res_blocks", values, queries_SD[0], queries_SD[0])
     (num_tokens, width), num_queries = values[0].shape, len(queries_SD)
-    like = {"device": values[0].device}
+    like: dict[str, Any] = {"device": values[0].device}
     o_STD = torch.empty(num_queries, num_tokens, width, dtype=values[0].dtype, **like)
     lse_ST = torch.empty(num_queries, num_tokens, dtype=torch.float32, **like)
     scores_nTS = torch.empty(len(values), num_tokens, num_queries, dtype=torch.float32, **like)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -64,7 +64,7 @@ def mla_decode(
     max_length = page_table_BM.shape[1] * pages_PLX.shape[1]
     num_steps = triton.cdiv(max_length, tile.tokens)
     splits = num_splits(num_rows * head_blocks, num_steps, out_BHC.device)
-    like = {"dtype": torch.float32, "device": out_BHC.device}
+    like: dict[str, Any] = {"dtype": torch.float32, "device": out_BHC.device}
     part_BHSC = torch.empty(num_rows, num_heads, splits, latent, **like)
     lse_BHS = torch.empty(num_rows, num_heads, splits, **like)
     padded = triton.next_power_of_2(latent)

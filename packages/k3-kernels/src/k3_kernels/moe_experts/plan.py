@@ -6,6 +6,7 @@ Legend: T tokens, k routes a token, R = T k routes, E experts; BM rows a tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -86,7 +87,7 @@ def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
     num_routes, device = routes.numel(), routes.device
     bound = min(num_routes, num_experts) + num_routes // block_rows
     num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
-    like = {"dtype": torch.int32, "device": device}
+    like: dict[str, Any] = {"dtype": torch.int32, "device": device}
     if num_routes <= SCAN_LIMIT:
         order = torch.empty(num_routes, **like)
         starts = torch.empty(num_experts + 1, **like)

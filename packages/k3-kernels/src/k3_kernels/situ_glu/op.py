@@ -28,14 +28,14 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         return out
     gate_rows, up_rows = _rows(gate), _rows(up)
     if gate_rows.is_contiguous() and up_rows.is_contiguous():
-        # One long row: the division of every index by the width goes away.
+        # One long row, whose last tile alone may be partly empty.
         gate_rows, up_rows = gate_rows.view(1, -1), up_rows.view(1, -1)
-    situ_glu_kernel[(triton.cdiv(out.numel(), BLOCK),)](
+    num_rows, width = gate_rows.shape
+    situ_glu_kernel[(num_rows * triton.cdiv(width, BLOCK),)](
         gate_rows,
         up_rows,
         out,
-        out.numel(),
-        gate_rows.shape[1],
+        width,
         gate_rows.stride(0),
         up_rows.stride(0),
         beta,
