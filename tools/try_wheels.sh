@@ -20,7 +20,7 @@ done
 echo "$folder/third-party" > "$own/third-party.pth"
 
 "$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --no-index --no-deps --find-links "$dist" k3-core k3-train k3-serve
+    --no-index --no-deps --find-links "$dist" k3-core k3-kernels k3-train k3-serve
 cd "$folder"
 unset PYTHONPATH
 "$folder/env/bin/python" -m pip check --disable-pip-version-check | grep '^k3-' && exit 1

@@ -54,6 +54,29 @@ def test_the_style_check_finds(tmp_path: Path, text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("package", "decorator", "num_lines", "problem"),
+    [
+        ("k3_kernels", "triton.jit", 499, ""),
+        ("k3_kernels", "triton.jit", 501, "501 lines, the cap is 500"),
+        ("k3_kernels", "other.jit", 120, "kernel has no type for x, SIZE, the result"),
+        ("k3_x", "triton.jit", 120, "kernel has 118 lines, the cap is 60"),
+    ],
+)
+def test_kernels_may_be_long_and_untyped(
+    tmp_path: Path, package: str, decorator: str, num_lines: int, problem: str
+) -> None:
+    folder = tmp_path / "packages" / "k3-x" / "src" / package
+    folder.mkdir(parents=True)
+    head = f'"""A."""\n@{decorator}\ndef kernel(x, SIZE):\n'
+    (folder / "module.py").write_text(head + "    x = 1\n" * (num_lines - 3))
+    for name in "abc":  # the median file is a short one
+        (folder / f"{name}.py").write_text('"""A."""\n')
+    code, output = _tool("check_style", tmp_path)
+    assert code == bool(problem)
+    assert problem in output
+
+
+@pytest.mark.parametrize(
     ("requirement", "code"),
     [("k3-a>=0.1,<0.2", 0), ("k3-a>=0.2", 1), ("k3-a", 1), ("numpy", 0)],
 )

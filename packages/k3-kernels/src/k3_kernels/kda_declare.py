@@ -1,29 +1,14 @@
 """Declarations of the KDA kernels (kda_chunk, kda_segment, kda_step); imports no torch."""
 
-from k3_core.plugins import Impl
+from k3_kernels.declare import triton_impl
 
 _STEP = frozenset({"multi_token", "num_commit", "padded_rows", "graph_safe"})
 _STATES = frozenset({"backward", "varlen", "state_in", "state_out", "graph_safe"})
+_SEGMENT = frozenset({"backward", "varlen", "graph_safe"})
 
-
-def _impl(op: str, features: frozenset[str], summary: str) -> Impl:
-    return Impl(
-        kind="kernel",
-        name=f"{op}.triton",
-        target=f"k3_kernels.{op}.op:{op}",
-        implements=op,
-        devices=frozenset({"cuda"}),
-        dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        min_capability=(8, 0),
-        features=features,
-        requires=("triton>=3.6",),
-        priority=20,
-        summary=summary,
-    )
-
-
+# Without "unbounded_gate": the softplus gate cannot be anchored in tiles of 16 tokens.
 IMPLS = [
-    _impl("kda_chunk", _STATES, "parallel prep and a scan split over values and segments"),
-    _impl("kda_segment", frozenset({"backward", "varlen", "graph_safe"}), "the same scan, seeded"),
-    _impl("kda_step", _STEP, "gate, norms and recurrence in one kernel"),
+    triton_impl("kda_chunk", _STATES, "parallel prep and a scan split over values and segments"),
+    triton_impl("kda_segment", _SEGMENT, "the same scan, seeded"),
+    triton_impl("kda_step", _STEP, "gate, norms and recurrence in one kernel"),
 ]

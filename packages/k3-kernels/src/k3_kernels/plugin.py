@@ -9,5 +9,5 @@ from k3_kernels.ops_declare import IMPLS as OPS_IMPLS
 
 @hookimpl
 def k3_register_kernel() -> Iterable[Impl]:
-    """Triton implementations, chosen on CUDA devices ahead of the plain torch ones."""
+    """Triton implementations for CUDA devices, each used only where it is named."""
     return [*KDA_IMPLS, *OPS_IMPLS]

@@ -1,14 +1,18 @@
-"""What the plugin declares: importable without torch, unique, and pointing at callables."""
+"""What the plugin declares: importable without torch, named by hand only, pointing at callables."""
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-from k3_core.plugins import Impl
+from k3_core.errors import ImplUnavailable
+from k3_core.plugins import Impl, ensure_plugins, filters, resolve
 from k3_kernels.plugin import k3_register_kernel
 
 IMPLS = list(k3_register_kernel())
+per_impl = pytest.mark.parametrize("impl", IMPLS, ids=lambda impl: impl.name)
+H200 = (9, 0)
 
 
 def test_the_plugin_imports_neither_torch_nor_triton():
@@ -20,10 +24,38 @@ def test_the_plugin_imports_neither_torch_nor_triton():
 def test_names_are_unique_and_start_with_the_op():
     names = [impl.name for impl in IMPLS]
     assert len(set(names)) == len(names)
-    assert all(impl.name.startswith(impl.implements + ".") for impl in IMPLS)
+    assert all(impl.name == f"{impl.implements}.triton" for impl in IMPLS)
 
 
-@pytest.mark.parametrize("impl", IMPLS, ids=lambda impl: impl.name)
+@pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
+@per_impl
 def test_targets_load(impl: Impl):
     assert callable(impl.load())
     assert impl.requires == ("triton>=3.6",)
+
+
+@per_impl
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_no_kernel_is_chosen_by_itself(impl, dtype, monkeypatch):
+    """Not even with triton on a GPU: nothing here has been measured on one yet."""
+    monkeypatch.setattr(filters, "installed_version", lambda distribution: "3.7.1")
+    op = impl.implements
+    others = [x for x in ensure_plugins().impls("kernel", op) if not x.target.startswith("k3_k")]
+    assert impl.priority < min(x.priority for x in others)
+    chosen = resolve("kernel", op, device="cuda", dtype=dtype, capability=H200)
+    assert chosen.source == "auto"
+    assert not chosen.chosen.target.startswith("k3_kernels.")
+
+
+@per_impl
+def test_a_name_chooses_it_and_nothing_stands_in_for_it(impl, monkeypatch):
+    op = impl.implements
+    monkeypatch.setenv(f"K3_IMPL_KERNEL_{op.upper()}", "triton")
+    with pytest.raises(ImplUnavailable, match="runs on cuda, not on cpu"):
+        resolve("kernel", op, device="cpu")
+    monkeypatch.setattr(filters, "installed_version", lambda distribution: "3.7.1")
+    on_cuda = resolve("kernel", op, device="cuda", dtype="bfloat16", capability=H200)
+    assert (on_cuda.chosen, on_cuda.source) == (impl, "env")
+    monkeypatch.setattr(filters, "installed_version", lambda distribution: None)
+    with pytest.raises(ImplUnavailable, match=r"requires triton>=3\.6, which is not installed"):
+        resolve("kernel", op, device="cuda", dtype="bfloat16", capability=H200)

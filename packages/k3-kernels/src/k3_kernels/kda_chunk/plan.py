@@ -115,8 +115,11 @@ def make_plan(
     lengths: tuple[int, ...], chunk: int, segment_chunks: int, device: torch.device
 ) -> Plan:
     """The tables of one packing; `segment_chunks` is the most chunks of a segment, 0 = uncut."""
-    chunks, sequences, maps, runs, first_segment = [], [], [], [], [0]
-    start = 0
+    chunks: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
+    maps: list[tuple[int, ...]] = []
+    runs: list[tuple[int, ...]] = []
+    first_segment, start = [0], 0
     for n, length in enumerate(lengths):
         end, first_chunk = start + length, len(chunks)
         chunks += [(t, min(chunk, end - t)) for t in range(start, end, chunk)]
