@@ -14,6 +14,7 @@ from k3_core.testing.values import Call, Values
 
 VARLEN = frozenset({"varlen"})
 STATES = frozenset({"state_in", "state_out"})
+UNBOUNDED = frozenset({"unbounded_gate"})
 
 
 def _inputs(
@@ -89,7 +90,12 @@ CASES = [
         partial(_chunk, lengths=(5, 1, 0, 67), has_state=True),
         VARLEN | STATES,
     ),
-    Case("kda_chunk", "unbounded-gate", partial(_chunk, lengths=(33,), lower_bound=None)),
+    Case(
+        "kda_chunk",
+        "unbounded-gate",
+        partial(_chunk, lengths=(33,), lower_bound=None),
+        UNBOUNDED,
+    ),
     Case("kda_chunk", "wide-keys", partial(_chunk, lengths=(40,), dims=(32, 8))),
     Case("kda_chunk", "gate-extremes", partial(_chunk, lengths=(70,), gate_scale=8.0)),
     Case("kda_chunk", "repeated-key", partial(_chunk, lengths=(48,), is_key_repeated=True)),
