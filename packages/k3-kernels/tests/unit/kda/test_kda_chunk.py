@@ -101,8 +101,17 @@ def test_half_precision_grams_split_the_decay_in_two(device):
     assert max(errors(args, offsets, state, blocks=WIDE, precision=half)) < 5e-3
 
 
-@pytest.mark.parametrize("segment_chunks", [1, 2, 3])
-@pytest.mark.parametrize("has_state", [True, False])
+@pytest.mark.parametrize(
+    "segment_chunks, has_state",
+    [
+        (2, True),
+        (3, False),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
 def test_segments_compose_to_the_uncut_sequence(segment_chunks, has_state, device):
     args, offsets, state = draw((100, 0, 17, 70), 2, 16, 32, device, gate=(1.0, -4.0))
     options = {"blocks": ONE, "segment_chunks": segment_chunks}
@@ -194,4 +203,11 @@ def test_dtypes_and_head_dimensions_are_refused_by_name(device):
         kda_chunk(*args, lower_bound=-5.0, cu_seqlens_N1=offsets)
     args, offsets, _ = draw((4,), 1, 257, 16, device)
     with pytest.raises(ValueError, match="257"):
+        kda_chunk(*args, lower_bound=-5.0, cu_seqlens_N1=offsets)
+
+
+def test_other_numbers_of_value_heads_are_refused(device):
+    args, offsets, _ = draw((20,), 2, 16, 16, device)
+    args[2] = args[2].repeat(1, 2, 1)
+    with pytest.raises(ValueError, match="as many value heads as key heads"):
         kda_chunk(*args, lower_bound=-5.0, cu_seqlens_N1=offsets)
