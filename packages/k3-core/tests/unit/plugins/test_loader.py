@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from k3_core.plugins import PluginError, PluginRecord, Registry, load_plugins
+from k3_core.plugins.discover import FIRST_PARTY
 
 Write = Callable[..., Path]
 Source = Callable[..., str]
@@ -25,7 +26,7 @@ def test_first_party_plugins_come_first_and_are_in_order(install: Write, one_imp
     names = [record.name for record in registry.records]
     assert names[0] == "k3_core"
     assert names.index("aa_first") < names.index("zz_last")
-    assert set(names[: names.index("aa_first")]) <= {"k3_core", "k3_serve", "k3_train"}
+    assert set(names[: names.index("aa_first")]) <= set(FIRST_PARTY)
     assert {r.state for r in registry.records if r.name in ("k3_core", "zz_last")} == {"ok"}
     assert [impl.name for impl in registry.impls("kernel", "probe")] == ["probe.a", "probe.z"]
 
