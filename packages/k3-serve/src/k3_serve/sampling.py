@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from k3_core.engine import Sampling
+from k3_core.engine.protocol import MAX_SEED
 from k3_serve.errors import bad_request
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
     from k3_serve.schemas import SamplingFields
-
-SEED_RANGE = 2**63
 
 
 def choices_of(
@@ -39,7 +38,7 @@ def stop_strings(body: SamplingFields) -> tuple[str, ...]:
 def _shift(seed: int | None, index: int) -> int | None:
     if seed is None:
         return None
-    return (seed + index + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE
+    return (seed + index + MAX_SEED) % (2 * MAX_SEED) - MAX_SEED
 
 
 def _logit_bias(body: SamplingFields, vocab_size: int) -> dict[int, float]:

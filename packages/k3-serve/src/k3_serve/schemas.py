@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from k3_core.engine.protocol import MAX_SEED
+
 MAX_CHOICES = 16
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Field(ge=-MAX_SEED, lt=MAX_SEED)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from k3_core.errors import K3Error
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from k3_core.engine import Engine, Sampling
+    from k3_core.engine import Engine, Event, Sampling
     from k3_core.tokenizer import K3Tokenizer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -64,9 +64,10 @@ def _continue(
     from k3_core.cli.transcript import write
     from k3_core.tokenizer import Utf8Stream
 
+    tokens = _tokens(engine, tuple(tokenizer.encode(prompt)), sampling)
     write(console, prompt, "dim")
     text = Utf8Stream()
-    for token_id in _tokens(engine, tuple(tokenizer.encode(prompt)), sampling):
+    for token_id in tokens:
         if token_id not in tokenizer.stop_ids:
             write(console, text.feed(tokenizer.token_bytes(token_id)))
     write(console, text.flush())
@@ -96,9 +97,14 @@ def _answer(
 
 
 def _tokens(engine: Engine, ids: tuple[int, ...], sampling: Sampling) -> Iterator[int]:
+    """The tokens as they come; a request that cannot run is refused before the first."""
     from k3_core.engine import Request
 
-    for event in engine.submit(Request(ids, sampling)):
+    return _ids(engine.submit(Request(ids, sampling)))
+
+
+def _ids(events: Iterable[Event]) -> Iterator[int]:
+    for event in events:
         if event.error is not None:
             raise K3Error(f"generation failed: {event.error}")
         if event.token_id is not None:

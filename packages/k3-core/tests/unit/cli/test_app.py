@@ -1,12 +1,13 @@
 """The command k3: dispatch, exit codes, one message for an error of ours."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from k3_core.cli.app import run
+from k3_core.cli.app import main, run
 from k3_core.cli.lazy import CommandRegistry
 from k3_core.errors import K3Error
 from k3_core.plugins import PluginError, reload_plugins
@@ -128,3 +129,14 @@ def test_commands_are_kept_by_name_and_loaded_by_import_string() -> None:
     assert needy is not None
     with pytest.raises(K3Error, match="`k3 n` needs the module 'absent_module'"):
         needy.load()
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_without_spinning_unless_told_to(monkeypatch, given, used) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(sys, "argv", ["k3", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["OMP_WAIT_POLICY"] == used
