@@ -48,9 +48,9 @@ EXPECTED = {
     "layers.0.self_attn.o_proj.weight": ("matrix", "muon", True, [(1, 64, 64)]),
     "layers.0.self_attn.g_proj.weight": ("matrix", "muon", True, [(1, 64, 64)]),
     "layers.0.self_attn.b_proj.weight": ("matrix", "muon", True, [(1, 2, 64)]),
-    "layers.3.self_attn.q_b_proj.weight": ("mla_q", "muon", True, [(2, 48, 32)]),
-    "layers.3.self_attn.q_a_proj.weight": ("matrix", "muon", True, [(1, 32, 64)]),
-    "layers.3.self_attn.kv_b_proj.weight": ("mla_kv", "muon", True, [(2, 32, 32)] * 2),
+    "layers.1.self_attn.q_b_proj.weight": ("mla_q", "muon", True, [(2, 48, 32)]),
+    "layers.1.self_attn.q_a_proj.weight": ("matrix", "muon", True, [(1, 32, 64)]),
+    "layers.1.self_attn.kv_b_proj.weight": ("mla_kv", "muon", True, [(2, 32, 32)] * 2),
     "layers.1.block_sparse_moe.experts.w1": ("expert", "muon", True, [(8, 32, 32)]),
     "layers.1.block_sparse_moe.gate.weight": ("router", "adamw", True, None),
     "layers.1.block_sparse_moe.gate.e_score_correction_bias": (

@@ -32,7 +32,7 @@ def hybrid_pattern(
     }
 
 
-def _kda(num_layers: int, num_heads: int, head_dim: int, **pattern: bool) -> LinearAttnConfig:
+def _kda(num_layers: int, num_heads: int, head_dim: int, **pattern: Any) -> LinearAttnConfig:
     return LinearAttnConfig(
         **hybrid_pattern(num_layers, **pattern),
         num_heads=num_heads,
@@ -165,12 +165,12 @@ def k3_nano() -> K3Config:
 
 
 def k3_test() -> K3Config:
-    """Under 1M parameters with every kind of text layer: for tests and for first runs."""
+    """A KDA layer with the dense MLP and a Gated MLA layer with experts: for tests, first runs."""
     text = _text(
         256,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
         q_lora_rank=32,
@@ -178,11 +178,11 @@ def k3_test() -> K3Config:
         qk_nope_head_dim=32,
         qk_rope_head_dim=16,
         v_head_dim=32,
-        linear_attn_config=_kda(4, 2, 32),
+        linear_attn_config=_kda(2, 2, 32, period=2),
         num_experts=8,
         num_experts_per_token=2,
         moe_intermediate_size=32,
         routed_expert_hidden_size=32,
-        attn_res_block_size=2,
+        attn_res_block_size=1,
     )
     return _model(text, None)
