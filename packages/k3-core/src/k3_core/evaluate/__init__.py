@@ -2,15 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from k3_core.lazy import lazy_attributes
+
 if TYPE_CHECKING:
     from k3_core.evaluate.nano import evaluate_nano
+else:
+    __getattr__ = lazy_attributes(__name__, {"evaluate_nano": "k3_core.evaluate.nano"})
 
 __all__ = ["evaluate_nano"]
-
-
-def __getattr__(name: str) -> object:
-    if name != "evaluate_nano":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {__all__}")
-    from k3_core.evaluate.nano import evaluate_nano
-
-    return evaluate_nano
