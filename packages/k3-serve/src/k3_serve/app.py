@@ -15,14 +15,13 @@ from k3_core.engine import Engine
 from k3_serve import chat, completions
 from k3_serve.__about__ import __version__
 from k3_serve.errors import ApiError, install, unexpected
+from k3_serve.fold import Chunk
 from k3_serve.limits import BodyLimit, Limits
 from k3_serve.runs import Run, on_disconnect
 from k3_serve.schemas import ChatRequest, CompletionRequest, SamplingFields
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
-
-Chunk = dict[str, Any]
 
 
 def create_app(

@@ -15,6 +15,7 @@ from k3_core.engine import Request
 from k3_core.engine.wire import add_delta
 from k3_serve.choice import ChatChoice
 from k3_serve.errors import ApiError, bad_request
+from k3_serve.fold import Chunk, fold_choices
 from k3_serve.limits import Limits
 from k3_serve.media import read_images
 from k3_serve.runs import Run
@@ -25,8 +26,6 @@ from k3_serve.validate import check_chat, check_effort
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
-
-Chunk = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,23 +127,16 @@ def _check_tool_choice(wanted: Any, choice: ChatChoice) -> None:
 
 def fold_chat(chunks: Iterable[Chunk]) -> Chunk:
     """The chat.completion object that a stream of chunks amounts to."""
-    result: Chunk = {}
-    choices: dict[int, Chunk] = {}
-    for chunk in chunks:
-        result.update({key: chunk[key] for key in chunk if key != "choices"})
-        for part in chunk["choices"]:
-            choice = choices.setdefault(
-                part["index"],
-                {"index": part["index"], "message": {"content": None}, "logprobs": None},
-            )
-            add_delta(choice["message"], part["delta"])
-            choice["finish_reason"] = part["finish_reason"]
-            if part.get("logprobs"):
-                choice["logprobs"] = choice["logprobs"] or {"content": []}
-                choice["logprobs"]["content"] += part["logprobs"]["content"]
-    for choice in choices.values():
+    result = fold_choices(chunks, lambda: {"message": {"content": None}, "logprobs": None}, _add)
+    for choice in result["choices"]:
         message = choice["message"]
         if message["content"] is None and not message.get("tool_calls"):
             message["content"] = ""
-    ordered = [choices[index] for index in sorted(choices)]
-    return {**result, "object": "chat.completion", "choices": ordered}
+    return {**result, "object": "chat.completion"}
+
+
+def _add(choice: Chunk, part: Chunk) -> None:
+    add_delta(choice["message"], part["delta"])
+    if part.get("logprobs"):
+        choice["logprobs"] = choice["logprobs"] or {"content": []}
+        choice["logprobs"]["content"] += part["logprobs"]["content"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Request
 from k3_serve.errors import bad_request
+from k3_serve.fold import Chunk, fold_choices
 from k3_serve.limits import Limits
 from k3_serve.runs import Run
 from k3_serve.sampling import choices_of, stop_strings
@@ -19,8 +20,6 @@ from k3_serve.usage import usage_of
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
-
-Chunk = dict[str, Any]
 
 
 def prepare(
@@ -84,19 +83,13 @@ async def completion_chunks(
 
 def fold_completion(chunks: Iterable[Chunk]) -> Chunk:
     """The text_completion object that a stream of chunks amounts to."""
-    result: Chunk = {}
-    choices: dict[int, Chunk] = {}
-    for chunk in chunks:
-        result.update({key: chunk[key] for key in chunk if key != "choices"})
-        for part in chunk["choices"]:
-            choice = choices.setdefault(
-                part["index"], {"index": part["index"], "text": "", "logprobs": None}
-            )
-            choice["text"] += part["text"]
-            choice["finish_reason"] = part["finish_reason"]
-            if part["logprobs"] is not None:
-                before = choice["logprobs"] or {}
-                choice["logprobs"] = {
-                    name: before.get(name, []) + items for name, items in part["logprobs"].items()
-                }
-    return {**result, "choices": [choices[index] for index in sorted(choices)]}
+    return fold_choices(chunks, lambda: {"text": "", "logprobs": None}, _add)
+
+
+def _add(choice: Chunk, part: Chunk) -> None:
+    choice["text"] += part["text"]
+    if part["logprobs"] is not None:
+        before = choice["logprobs"] or {}
+        choice["logprobs"] = {
+            name: before.get(name, []) + items for name, items in part["logprobs"].items()
+        }
