@@ -15,7 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk import cpu, reference
+from k3_core.ops.kda_chunk import reference
+from k3_kernels.kda_chunk import cpu
 
 NUM_HEADS = 4
 CASES = ((1024, 64), (1024, 128), (4096, 64), (4096, 128))

@@ -15,8 +15,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.cpu import kda_chunk as oracle
 from k3_kernels.kda_chunk.config import PRECISIONS, Blocks, choose_blocks
+from k3_kernels.kda_chunk.cpu import kda_chunk as oracle
 from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan

@@ -17,7 +17,6 @@ from k3_core.ops.mla_decode.reference import mla_decode as decode_torch
 from k3_core.ops.moe_experts.reference import moe_experts as experts_torch
 from k3_core.ops.mx_quantize.reference import mx_quantize as quantize_torch
 from k3_core.ops.route_topk.reference import route_topk as route_torch
-from k3_core.ops.short_conv.cpu import short_conv as conv_torch
 from k3_core.ops.situ_glu.reference import situ_glu as glu_torch
 from k3_core.quant import MXTensor
 from k3_core.testing import relative_error
@@ -31,6 +30,7 @@ from k3_kernels.moe_experts.plan import make_plan
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.route_topk import op as route_op
 from k3_kernels.short_conv import op as conv_op
+from k3_kernels.short_conv.cpu import short_conv as conv_torch
 from k3_kernels.situ_glu import op as glu_op
 
 SITU = partial(glu_op.situ_glu, beta=4.0, linear_beta=25.0)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     # Read when a function is compiled, those of triton.language included. Nothing else in this
@@ -13,6 +14,11 @@ if not torch.cuda.is_available():
     if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
         raise pytest.UsageError("triton was imported already; set TRITON_INTERPRET=1 and run again")
     os.environ["TRITON_INTERPRET"] = "1"
+
+settings.register_profile("dev", max_examples=20, deadline=None)
+settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+torch.set_num_threads(1)
 
 collect_ignore_glob = [] if find_spec("triton") else ["unit/ops/*", "unit/kda/*"]
 

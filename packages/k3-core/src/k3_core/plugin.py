@@ -39,7 +39,7 @@ def k3_register_cache() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_kernel() -> Iterable[Impl]:
-    """Reference and CPU implementations of every op."""
+    """The reference of every op."""
     return kernels()
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from k3_core.plugins import Impl, hookimpl
 from k3_kernels.kda_declare import IMPLS as KDA_IMPLS
 from k3_kernels.ops_declare import IMPLS as OPS_IMPLS
+from k3_kernels.torch_declare import IMPLS as TORCH_IMPLS
 
 
 @hookimpl
 def k3_register_kernel() -> Iterable[Impl]:
-    """Triton implementations for CUDA devices, each used only where it is named."""
-    return [*KDA_IMPLS, *OPS_IMPLS]
+    """Plain torch for any device; Triton for CUDA devices, used only where it is named."""
+    return [*TORCH_IMPLS, *KDA_IMPLS, *OPS_IMPLS]

@@ -1,4 +1,4 @@
-"""What the plugin declares: importable without torch, named by hand only, pointing at callables."""
+"""What the plugin declares: importable without torch, loadable, Triton used by name only."""
 
 import subprocess
 import sys
@@ -7,11 +7,15 @@ from importlib.util import find_spec
 import pytest
 
 from k3_core.errors import ImplUnavailable
+from k3_core.ops import OP_NAMES
 from k3_core.plugins import Impl, ensure_plugins, filters, resolve
 from k3_kernels.plugin import k3_register_kernel
 
 IMPLS = list(k3_register_kernel())
-per_impl = pytest.mark.parametrize("impl", IMPLS, ids=lambda impl: impl.name)
+TRITON = [impl for impl in IMPLS if impl.name.endswith(".triton")]
+TORCH = [impl for impl in IMPLS if impl not in TRITON]
+per_triton = pytest.mark.parametrize("impl", TRITON, ids=lambda impl: impl.name)
+per_torch = pytest.mark.parametrize("impl", TORCH, ids=lambda impl: impl.name)
 H200 = (9, 0)
 
 
@@ -24,30 +28,48 @@ def test_the_plugin_imports_neither_torch_nor_triton():
 def test_names_are_unique_and_start_with_the_op():
     names = [impl.name for impl in IMPLS]
     assert len(set(names)) == len(names)
-    assert all(impl.name == f"{impl.implements}.triton" for impl in IMPLS)
+    for impl in IMPLS:
+        op, _, variant = impl.name.partition(".")
+        assert op == impl.implements and op in OP_NAMES
+        assert variant in ("triton", "cpu", "cuda")
+
+
+@per_torch
+def test_torch_variants_need_nothing_and_can_all_that_the_reference_can(impl: Impl):
+    assert callable(impl.load())
+    assert not impl.requires
+    reference = resolve("kernel", impl.implements, name="reference").chosen
+    assert impl.features == reference.features and impl.priority > reference.priority
+
+
+@pytest.mark.parametrize("op", ["kda_chunk", "kda_segment", "short_conv", "moe_experts"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_training_gets_the_torch_form_on_any_device(op, device):
+    found = resolve("kernel", op, device=device, features=["backward"], capability=H200)
+    assert (found.chosen.name, found.source) == (f"{op}.cpu", "auto")
 
 
 @pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
-@per_impl
+@per_triton
 def test_targets_load(impl: Impl):
     assert callable(impl.load())
     assert impl.requires == ("triton>=3.6",)
 
 
-@per_impl
+@per_triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_no_kernel_is_chosen_by_itself(impl, dtype, monkeypatch):
     """Not even with triton on a GPU: nothing here has been measured on one yet."""
     monkeypatch.setattr(filters, "installed_version", lambda distribution: "3.7.1")
     op = impl.implements
-    others = [x for x in ensure_plugins().impls("kernel", op) if not x.target.startswith("k3_k")]
+    others = [x for x in ensure_plugins().impls("kernel", op) if x not in TRITON]
     assert impl.priority < min(x.priority for x in others)
     chosen = resolve("kernel", op, device="cuda", dtype=dtype, capability=H200)
     assert chosen.source == "auto"
-    assert not chosen.chosen.target.startswith("k3_kernels.")
+    assert chosen.chosen not in TRITON
 
 
-@per_impl
+@per_triton
 def test_a_name_chooses_it_and_nothing_stands_in_for_it(impl, monkeypatch):
     op = impl.implements
     monkeypatch.setenv(f"K3_IMPL_KERNEL_{op.upper()}", "triton")

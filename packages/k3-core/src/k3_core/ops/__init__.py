@@ -1,4 +1,4 @@
-"""The ops of K3: one folder each, with its signature, a reference and faster implementations.
+"""The ops of K3: one folder each, with its signature and its reference.
 
 `OpSet` is how model code reaches them: every op is resolved once, when a model is built, and
 the callables are kept, so that no registry call happens per layer or per token (design 3, 5).

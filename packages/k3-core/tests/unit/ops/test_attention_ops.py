@@ -8,7 +8,6 @@ import torch
 from k3_core.ops.attn_res.reference import attn_res
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm
 from k3_core.ops.mla_decode.reference import mla_decode
-from k3_core.ops.mla_prefill import cpu
 from k3_core.ops.mla_prefill.reference import mla_prefill
 from k3_core.ops.situ_glu.reference import situ_glu
 
@@ -48,22 +47,6 @@ def test_prefill_with_cached_keys_is_causal_at_the_end():
                 tops[head].append(top)
                 row += 1
     assert maxima.tolist() == pytest.approx([max(t) for t in tops])
-
-
-@pytest.mark.parametrize("value_width", [4, 6, 9])
-def test_prefill_on_a_cpu_for_values_of_any_width(value_width):
-    """Narrow values are padded for torch's kernel; neither they nor wide ones may be cut."""
-    lengths_q, lengths_k = (2, 0, 3), (5, 1, 3)
-    widths = ((5, 6), (9, 6), (9, value_width))
-    results = []
-    for implementation in (cpu.mla_prefill, mla_prefill):
-        inputs = [rand(n, 2, w, seed=i).requires_grad_() for i, (n, w) in enumerate(widths)]
-        out = implementation(
-            *inputs, scale=0.7, cu_seqlens_q=offsets(lengths_q), cu_seqlens_k=offsets(lengths_k)
-        )
-        out.square().sum().backward()
-        results.append([out, *(x.grad for x in inputs)])
-    torch.testing.assert_close(*results)
 
 
 def test_prefill_refuses_more_queries_than_keys():

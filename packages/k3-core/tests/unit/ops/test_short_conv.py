@@ -3,21 +3,20 @@
 import pytest
 import torch
 
-from k3_core.ops.short_conv import cpu, reference
+from k3_core.ops.short_conv.reference import short_conv
 
-OPS = pytest.mark.parametrize("op", [cpu.short_conv, reference.short_conv])
 X, WEIGHT, CU = torch.randn(5, 3), torch.randn(3, 1, 4), torch.tensor([0, 2, 5])
 
 
-@OPS
-def test_the_state_keeps_its_dtype(op):
+def test_the_state_keeps_its_dtype():
     state = torch.zeros(2, 3, 3, dtype=torch.bfloat16)
-    y, final = op(X, WEIGHT, cu_seqlens_N1=CU, initial_state_NCW=state, output_final_state=True)
+    y, final = short_conv(
+        X, WEIGHT, cu_seqlens_N1=CU, initial_state_NCW=state, output_final_state=True
+    )
     assert y.dtype == torch.float32 and final.dtype == torch.bfloat16
-    assert op(X, WEIGHT, cu_seqlens_N1=CU)[1] is None
+    assert short_conv(X, WEIGHT, cu_seqlens_N1=CU)[1] is None
 
 
-@OPS
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -30,7 +29,7 @@ def test_the_state_keeps_its_dtype(op):
         ({"initial_state_NCW": torch.zeros(1, 3, 3)}, ValueError, "initial_state has shape"),
     ],
 )
-def test_what_does_not_fit_is_named(op, change, error, message):
+def test_what_does_not_fit_is_named(change, error, message):
     args = {"x_TC": X, "weight_C1W": WEIGHT, "initial_state_NCW": torch.zeros(2, 3, 3), **change}
     with pytest.raises(error, match=message):
-        op(**args, cu_seqlens_N1=CU)
+        short_conv(**args, cu_seqlens_N1=CU)

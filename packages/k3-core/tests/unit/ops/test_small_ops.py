@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from k3_core.ops.linear_cross_entropy.reference import linear_cross_entropy
-from k3_core.ops.moe_experts import cpu, reference
+from k3_core.ops.moe_experts.reference import moe_experts
 from k3_core.ops.newton_schulz.reference import newton_schulz
 from k3_core.quant import MXTensor
 
@@ -21,12 +21,11 @@ def silu_glu(gate, up):
     return F.silu(gate) * up
 
 
-@pytest.mark.parametrize("implementation", [reference.moe_experts, cpu.moe_experts])
-def test_experts_one_token_and_route_at_a_time(implementation):
+def test_experts_one_token_and_route_at_a_time():
     x, w1, w3, w2 = rand(5, 4), rand(6, 3, 4, seed=1), rand(6, 3, 4, seed=2), rand(6, 4, 3, seed=3)
     idx = torch.tensor([[0, 1], [5, 0], [2, 5], [5, 2], [0, 2]])  # experts 3 and 4 get nothing
     weight = rand(5, 2, seed=4)
-    out = implementation(x, idx, weight, w1, w3, w2, activation=silu_glu)
+    out = moe_experts(x, idx, weight, w1, w3, w2, activation=silu_glu)
     for token in range(5):
         expected = torch.zeros(4, dtype=torch.float64)
         for expert, scale in zip(idx[token], weight[token], strict=True):
@@ -35,13 +34,12 @@ def test_experts_one_token_and_route_at_a_time(implementation):
         torch.testing.assert_close(out[token], expected)
 
 
-@pytest.mark.parametrize("implementation", [reference.moe_experts, cpu.moe_experts])
 @pytest.mark.parametrize("bad", [-1, 6])
-def test_an_expert_that_does_not_exist_is_an_error(implementation, bad):
+def test_an_expert_that_does_not_exist_is_an_error(bad):
     """A negative index must not wrap to the last expert."""
     idx = torch.tensor([[0, bad]])
     with pytest.raises(ValueError, match=r"allowed are 0\.\.5"):
-        implementation(
+        moe_experts(
             rand(1, 4), idx, rand(1, 2), rand(6, 3, 4), rand(6, 3, 4), rand(6, 4, 3),
             activation=silu_glu,
         )  # fmt: skip
@@ -51,7 +49,7 @@ def test_an_expert_without_tokens_gets_no_gradient():
     stacks = [rand(4, 3, 4).requires_grad_(), rand(4, 3, 4).requires_grad_()]
     down = rand(4, 4, 3).requires_grad_()
     idx = torch.tensor([[0, 2], [2, 0]])
-    out = cpu.moe_experts(rand(2, 4), idx, rand(2, 2), *stacks, down, activation=silu_glu)
+    out = moe_experts(rand(2, 4), idx, rand(2, 2), *stacks, down, activation=silu_glu)
     out.sum().backward()
     for stack in (*stacks, down):
         assert (stack.grad[[1, 3]] == 0).all()
@@ -69,9 +67,8 @@ def test_packed_stacks_count_as_their_decoded_weights():
     stacks = [packed(3, 32, 64), packed(3, 32, 64), packed(3, 64, 32)]
     plain = [stack.dequantize(torch.float64) for stack in stacks]
     x, idx, weight = rand(4, 64), torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0]]), rand(4, 2)
-    for implementation in (reference.moe_experts, cpu.moe_experts):
-        outs = [implementation(x, idx, weight, *s, activation=silu_glu) for s in (stacks, plain)]
-        torch.testing.assert_close(*outs)
+    outs = [moe_experts(x, idx, weight, *s, activation=silu_glu) for s in (stacks, plain)]
+    torch.testing.assert_close(*outs)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4), (3, 5, 7)])

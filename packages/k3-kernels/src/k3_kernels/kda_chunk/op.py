@@ -1,6 +1,6 @@
 """kda_chunk on Triton: parallel prep, then a scan split over values and, where it pays, segments.
 
-Without gradients only; where one is needed the plain torch chunk form of k3_core runs instead
+Without gradients only; where one is needed the plain torch chunk form runs instead
 (its backward is closed-form and runs on any device), until the kernels have theirs.
 Legend: T packed tokens, N sequences, H heads, K key, V value channels.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk import cpu as torch_chunk
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.varlen import host_lengths
+from k3_kernels.kda_chunk import cpu as torch_chunk
 from k3_kernels.kda_chunk.config import (
     LOWEST_BOUND,
     PRECISIONS,

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import check_inputs
 from k3_core.ops.kda_segment import AffineMap
-from k3_core.ops.kda_segment import cpu as torch_segment
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk.config import Blocks, Precision, choose_blocks
 from k3_kernels.kda_chunk.launch import Gates, run_maps, run_prep
 from k3_kernels.kda_chunk.op import check_bound, default_precision
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_segment import cpu as torch_segment
 from k3_kernels.launch import needs_grad
 
 
@@ -35,7 +35,7 @@ def kda_segment(
     """(M, S) of each stretch; arguments and results as `k3_core.ops.kda_segment.KdaSegment`.
 
     `precision` and `blocks` replace what the tables of kda_chunk would choose. Where a gradient is
-    needed the plain torch form of k3_core runs instead.
+    needed the plain torch form runs instead.
     """
     args = (k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
     if needs_grad(*args):

@@ -9,10 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_core.ops.mla_prefill import cpu as core_cpu
-from k3_core.ops.mla_prefill import cuda as core_cuda
 from k3_core.ops.mla_prefill import reference
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
+from k3_kernels.mla_prefill import cpu, torch_cuda
 from k3_kernels.mla_prefill.kernel import mla_prefill_kernel
 
 
@@ -46,10 +45,10 @@ def mla_prefill(
     """As `mla_prefill.reference`; `out_dtype` float32 keeps the output unrounded (None: v's).
 
     Without the host copies of the lengths nothing is checked that would need a device read.
-    Calls that need gradients run k3-core's implementations.
+    Calls that need gradients run torch's attention.
     """
     if needs_grad(q_THD, k_SHD, v_SHV):
-        core = core_cuda if q_THD.is_cuda else core_cpu
+        core = torch_cuda if q_THD.is_cuda else cpu
         result = core.mla_prefill(
             q_THD,
             k_SHD,

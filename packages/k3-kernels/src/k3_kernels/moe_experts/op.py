@@ -13,12 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_core.ops.moe_experts import cpu as core_cpu
-from k3_core.ops.moe_experts import cuda as core_cuda
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
+from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 
@@ -55,12 +54,12 @@ def moe_experts(
     """As `moe_experts.reference`. Ids outside 0..E-1 add nothing (on a CPU they are refused).
 
     A `functools.partial` of situ_glu runs inside the up-projection; any other pointwise
-    activation between the two products. Calls that need gradients run k3-core's grouped products.
+    activation between the two products. Calls that need gradients run torch's grouped products.
     """
     stacks = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
     if needs_grad(x_TD, weight_Tk, *stacks):
         is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
-        function = core_cuda.moe_experts if is_grouped else core_cpu.moe_experts
+        function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
         return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     check_floats("moe_experts", x=x_TD, weight=weight_Tk)

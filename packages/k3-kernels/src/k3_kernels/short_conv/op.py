@@ -10,9 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_core.ops.short_conv import cpu
 from k3_kernels.launch import check_floats, last_contiguous, needs_grad
-from k3_kernels.short_conv import kernel
+from k3_kernels.short_conv import cpu, kernel
 
 # (tokens, channels, warps) of a tile; the first entry is the default, `k3 kernels tune` may pick
 # another. Measured order is unknown until the first run on an H200.

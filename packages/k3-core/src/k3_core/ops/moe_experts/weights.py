@@ -27,10 +27,3 @@ def expert_weights(
     for first in range(0, len(experts), step):
         index = torch.tensor(experts[first : first + step], device=stack.device)
         yield from MXTensor(stack.packed[index], stack.scale[index]).dequantize(dtype)
-
-
-def whole_stack(stack: ExpertStack, dtype: torch.dtype) -> Tensor:
-    """All experts [E, out, in] in `dtype`."""
-    if isinstance(stack, MXTensor):
-        return stack.dequantize(dtype)
-    return stack.to(dtype)

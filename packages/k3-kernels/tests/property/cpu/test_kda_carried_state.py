@@ -4,11 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k3_core.ops.kda_chunk import cpu, reference
+from k3_core.ops.kda_chunk import reference
 from k3_core.ops.kda_segment import apply_map, compose
-from k3_core.ops.kda_segment import cpu as segment
 from k3_core.ops.kda_step.reference import kda_step
-from k3_core.ops.short_conv import cpu as conv
+from k3_kernels.kda_chunk import cpu
+from k3_kernels.kda_segment import cpu as segment
+from k3_kernels.short_conv import cpu as conv
 
 H, K, V, W = 2, 8, 6, 4
 CHANNELS = H * (2 * K + V)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from k3_core.ops.moe_experts import cpu, reference
+from k3_core.ops.moe_experts import reference
 from k3_core.quant import MXTensor
+from k3_kernels.moe_experts import cpu
 
 
 def silu_glu(gate, up):
@@ -68,3 +69,11 @@ def test_no_tokens():
     idx = torch.zeros(0, 2, dtype=torch.int64)
     out = cpu.moe_experts(rand(0, 4, seed=0), idx, rand(0, 2, seed=1), *stacks, activation=silu_glu)
     assert out.shape == (0, 4)
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_an_expert_that_does_not_exist_is_an_error(bad):
+    stacks = [rand(3, 3, 4, seed=2), rand(3, 3, 4, seed=3), rand(3, 4, 3, seed=4)]
+    idx = torch.tensor([[0, bad]])
+    with pytest.raises(ValueError, match=r"allowed are 0\.\.2"):
+        cpu.moe_experts(rand(1, 4, seed=0), idx, rand(1, 2, seed=1), *stacks, activation=silu_glu)

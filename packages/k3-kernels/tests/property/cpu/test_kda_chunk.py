@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k3_core.ops.kda_chunk import cpu, reference
+from k3_core.ops.kda_chunk import reference
+from k3_kernels.kda_chunk import cpu
 
 LENGTHS = st.lists(
     st.one_of(st.integers(0, 3), st.integers(4, 70), st.sampled_from([16, 31, 32, 33, 64])),

@@ -16,7 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.gram import (
+from k3_core.ops.kda_chunk.inputs import L2_EPS, check_inputs, check_state
+from k3_core.ops.math import math_dtype
+from k3_core.ops.varlen import host_lengths
+from k3_kernels.kda_chunk.cpu_gram import (
     Decay,
     chunk_decay,
     gram_operands,
@@ -25,12 +28,9 @@ from k3_core.ops.kda_chunk.gram import (
     running_sum,
     tile_width,
 )
-from k3_core.ops.kda_chunk.inputs import L2_EPS, check_inputs, check_state
-from k3_core.ops.kda_chunk.plan import ChunkPlan, chunk_plan
-from k3_core.ops.kda_chunk.scan import scan_backward, scan_forward
-from k3_core.ops.math import math_dtype
-from k3_core.ops.once import refuse_second_derivative
-from k3_core.ops.varlen import host_lengths
+from k3_kernels.kda_chunk.cpu_plan import ChunkPlan, chunk_plan
+from k3_kernels.kda_chunk.cpu_scan import scan_backward, scan_forward
+from k3_kernels.once import refuse_second_derivative
 
 CHUNK = 32
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from k3_core.ops.moe_experts.cpu import combine, sort_by_expert
 from k3_core.ops.moe_experts.reference import Activation, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack, whole_stack
+from k3_core.ops.moe_experts.weights import ExpertStack
+from k3_core.quant import MXTensor
+from k3_kernels.moe_experts.cpu import combine, sort_by_expert
 
 
 def moe_experts(
@@ -33,4 +34,6 @@ def moe_experts(
 
 
 def _grouped(rows: Tensor, stack: ExpertStack, ends: Tensor) -> Tensor:
-    return F.grouped_mm(rows, whole_stack(stack, torch.bfloat16).mT, offs=ends)
+    if isinstance(stack, MXTensor):
+        stack = stack.dequantize(torch.bfloat16)
+    return F.grouped_mm(rows, stack.to(torch.bfloat16).mT, offs=ends)

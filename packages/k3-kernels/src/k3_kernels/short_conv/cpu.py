@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from k3_core.ops.math import math_dtype
-from k3_core.ops.once import refuse_second_derivative
 from k3_core.ops.short_conv.inputs import check_inputs
+from k3_kernels.once import refuse_second_derivative
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from k3_core.ops.mla_prefill import cpu, reference
+from k3_core.ops.mla_prefill import reference
 from k3_core.ops.varlen import host_lengths
+from k3_kernels.mla_prefill import cpu
 
 # torch 2.10 spelled causality `is_causal`, later releases a window without a right side.
 _CAUSAL: dict[str, Any] = (

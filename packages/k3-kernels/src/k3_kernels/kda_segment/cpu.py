@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from k3_core.ops.kda_chunk.cpu import kda_chunk
 from k3_core.ops.kda_segment import KdaSegment
 from k3_core.ops.kda_segment.augment import segment_by_chunk
+from k3_kernels.kda_chunk.cpu import kda_chunk
 
 kda_segment: KdaSegment = partial(segment_by_chunk, kda_chunk)

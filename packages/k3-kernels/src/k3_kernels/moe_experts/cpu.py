@@ -11,7 +11,7 @@ from torch import Tensor
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
-from k3_core.ops.once import refuse_second_derivative
+from k3_kernels.once import refuse_second_derivative
 
 Hits = list[tuple[int, int]]
 """(expert, its rows) of the experts that got any, in order."""
