@@ -15,7 +15,8 @@ _UNBOUNDED = frozenset({"unbounded_gate"})
 
 FEATURES: dict[str, frozenset[str]] = {
     "kda_chunk": _STATES | _UNBOUNDED,
-    "kda_step": _UNBOUNDED | {"multi_token", "num_commit", "padded_rows"},
+    "kda_step": _UNBOUNDED | {"multi_token", "num_commit", "padded_rows", "records"},
+    "kda_replay": _UNBOUNDED | {"padded_rows", "conv_window"},
     "kda_segment": _VARLEN | _UNBOUNDED,
     "short_conv": _STATES,
     "gated_rms_norm": _BACKWARD,

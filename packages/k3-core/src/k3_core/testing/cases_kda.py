@@ -1,4 +1,4 @@
-"""Cases of kda_chunk, kda_step, kda_segment and short_conv (report 1).
+"""Cases of kda_chunk, kda_step, kda_replay, kda_segment and short_conv (report 1).
 
 T tokens, N sequences, H heads, K and V head dims, B rows, W tokens a row or taps, C channels.
 """
@@ -66,6 +66,30 @@ def _step(v: Values, tokens: int, commits: tuple[int, ...] | None, slots: tuple[
     return Call(inputs, named, mutated=("state_SHVK",))
 
 
+def _verify(v: Values, tokens: int, slots: tuple[int, ...]) -> Call:
+    call = _step(v, tokens, None, slots)
+    writes = torch.zeros_like(call.args[2], dtype=v.math_dtype)
+    return Call(
+        call.args, {**call.kwargs, "writes_BWHV": writes}, mutated=("state_SHVK", "writes_BWHV")
+    )
+
+
+def _replay(v: Values, accepted: tuple[int, ...], slots: tuple[int, ...], has_conv: bool) -> Call:
+    lead, heads, num_k, num_v, channels = (len(slots), 3), 2, 16, 8, 10
+    _, k, _, gate, _, A_log, dt_bias = _inputs(v, lead, heads, (num_k, num_v))
+    named: dict[str, Any] = {
+        "state_SHVK": v.full(4, heads, num_v, num_k),
+        "slots_B": torch.tensor(slots, device=v.device),
+        "num_accepted_B": torch.tensor(accepted, device=v.device),
+        "lower_bound": -5.0,
+    }
+    if has_conv:
+        named |= {"x_BWC": v.act(*lead, channels), "window_SCR": v.act(4, channels, 3)}
+    mutated = ("state_SHVK", "window_SCR") if has_conv else ("state_SHVK",)
+    writes = v.full(*lead, heads, num_v)
+    return Call((k, gate, writes, A_log, dt_bias), named, mutated=mutated)
+
+
 def _segment(v: Values, lengths: tuple[int, ...]) -> Call:
     inputs = _inputs(v, (sum(lengths),), 2, (16, 8))[1:]
     named = {"cu_seqlens_N1": v.offsets(lengths), "seqlens": lengths}
@@ -111,6 +135,23 @@ CASES = [
         "verify",
         partial(_step, tokens=3, commits=(0, 3, 2), slots=(1, 3, 0)),
         frozenset({"multi_token", "num_commit"}),
+    ),
+    Case(
+        "kda_step",
+        "records",
+        partial(_verify, tokens=3, slots=(1, 3, -1)),
+        frozenset({"multi_token", "padded_rows", "records"}),
+    ),
+    Case(
+        "kda_replay",
+        "accepted",
+        partial(_replay, accepted=(3, 0, 2), slots=(1, 3, 0), has_conv=False),
+    ),
+    Case(
+        "kda_replay",
+        "windows-padded-rows",
+        partial(_replay, accepted=(1, 3, 3), slots=(2, -1, 0), has_conv=True),
+        frozenset({"padded_rows", "conv_window"}),
     ),
     Case("kda_segment", "one-stretch", partial(_segment, lengths=(35,))),
     Case("kda_segment", "varlen", partial(_segment, lengths=(7, 0, 20)), VARLEN),
