@@ -1,4 +1,4 @@
-"""Block sizes of the decode kernels; predictions until a run on the H200 replaces them.
+"""Block sizes of the decode kernels, by shape.
 
 Legend: B rows, H heads, K, V channels.
 """
@@ -12,23 +12,35 @@ from k3_kernels.kda_chunk.config import block_width
 
 @dataclass(frozen=True)
 class StepBlocks:
-    """values: state rows of a program; warps: such that a thread holds 16 to 32 state values."""
+    """values: state rows that a program holds at a time; warps: of a program."""
 
     values: int
     warps: int
 
 
-def choose_step_blocks(num_k: int, num_v: int, num_states: int) -> StepBlocks:
-    """Launch parameters of kda_step; `num_states` is rows x heads.
+def choose_step_blocks(num_k: int, num_v: int) -> StepBlocks:
+    """Launch parameters of kda_step and kda_replay: 32 state values a thread.
 
-    Few states (one row at H = 96) are cut finer, so that every multiprocessor has work; many are
-    not, because each block repeats the gate and the norms of its K channels.
+    Two-warp programs of 16 rows leave the tail of a launch finer than larger ones: 211 us against
+    216 us with 32 rows at B = 64, H = 96 on an H200.
     """
-    values = min(16 if num_states <= 192 else 32, block_width(num_v))
+    values = min(16, block_width(num_v))
     return StepBlocks(values, warps_for(values * block_width(num_k), 32))
 
 
+def choose_decode_blocks(num_k: int, num_v: int, num_states: int, num_tokens: int) -> StepBlocks:
+    """Launch parameters of kda_decode; `num_states` is rows x heads, one program each.
+
+    One program a multiprocessor or less: few blocks, many warps. More: small blocks, so that
+    several programs share a multiprocessor and one's loads overlap another's arithmetic.
+    """
+    width, whole = block_width(num_k), block_width(num_v)
+    few = whole if num_tokens == 1 else 64
+    values = min(few if num_states <= 192 else 32, whole)
+    return StepBlocks(values, warps_for(values * width, 32))
+
+
 def warps_for(num_values: int, values_per_thread: int) -> int:
-    """Warps (1, 2, 4 or 8) that leave a thread about `values_per_thread` values."""
+    """Warps (1 to 16, a power of two) that leave a thread about `values_per_thread` values."""
     threads = num_values // values_per_thread
-    return max(1, min(8, threads // 32))
+    return max(1, min(16, threads // 32))

@@ -1,7 +1,7 @@
 """kda_decode: convolution, SiLU, kda_step and gated_rms_norm of decode rows in one launch.
 
 The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other, without
-rounding q, k, v and o to the activation dtype in between. Not an op of the registry: a layer calls
+rounding q, v and o to the activation dtype in between. Not an op of the registry: a layer calls
 it where it holds paged states and convolution windows (report 1.8).
 Legend: B rows, W tokens a row, S slots, H heads, K key, V value channels, C = H (2 K + V) channels,
 R = taps - 1 rows of history.
@@ -16,9 +16,9 @@ from torch import Tensor
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.op import check_bound, default_precision
-from k3_kernels.kda_step.config import warps_for
+from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
 from k3_kernels.kda_step.fused import decode_kernel
-from k3_kernels.kda_step.op import check_pool
+from k3_kernels.kda_step.op import check_pool, check_records
 from k3_kernels.launch import last_contiguous
 
 
@@ -46,6 +46,19 @@ def _check_conv(
         raise ValueError(f"kda_decode: the norm weight must be [{num_v}], got {norm_V.shape}")
 
 
+def _check_keys(keys_BWHK: Tensor, gate_BWHK: Tensor, x_BWC: Tensor) -> None:
+    if keys_BWHK.shape != gate_BWHK.shape or keys_BWHK.stride(-1) != 1:
+        raise ValueError(
+            f"kda_decode: the recorded k must be {list(gate_BWHK.shape)}, heads contiguous, got "
+            f"{list(keys_BWHK.shape)} with strides {keys_BWHK.stride()}"
+        )
+    if keys_BWHK.dtype != x_BWC.dtype or keys_BWHK.device != x_BWC.device:
+        raise TypeError(
+            f"kda_decode: the recorded k is {keys_BWHK.dtype} on {keys_BWHK.device}, expected "
+            f"{x_BWC.dtype} on {x_BWC.device}, as x"
+        )
+
+
 @torch.no_grad()
 def kda_decode(
     x_BWC: Tensor,
@@ -64,12 +77,18 @@ def kda_decode(
     eps: float,
     scale: float | None = None,
     num_commit_B: Tensor | None = None,
+    records: tuple[Tensor, Tensor] | None = None,
+    blocks: StepBlocks | None = None,
 ) -> Tensor:
     """y [B, W, H, V] in the output gate's dtype, before the output projection.
 
     x: projected q, k, v before the convolution, side by side. State and window pools are updated
     in place with the first `num_commit_B` tokens of each row (None: all W). Slots and what a GPU
     cannot check are as for kda_step. Raises ValueError or TypeError for what does not fit.
+
+    `records` makes the call a verify step: neither pool changes, and the two tensors receive k
+    after the convolution [B, W, H, K] (x's dtype) and the writes [B, W, H, V] (float32). With them,
+    gate and x, `kda_replay` moves states and windows. `blocks` replaces what the table chooses.
     """
     (num_rows, num_tokens, num_heads, num_k), num_v = gate_BWHK.shape, out_gate_BWHV.shape[-1]
     decay = (gate_BWHK, beta_BWH, A_log_H, dt_bias_HK)
@@ -78,22 +97,23 @@ def kda_decode(
     default_precision("kda_decode", x_BWC.dtype)
     pool_shape = (state_SHVK.shape[0], num_heads, num_v, num_k)
     check_state("kda_decode", "state", state_SHVK, pool_shape, x_BWC)
-    check_pool("kda_decode", state_SHVK, slots_B, num_commit_B, num_rows, num_tokens)
+    counts = ("num_commit", num_commit_B)
+    check_pool("kda_decode", state_SHVK, slots_B, counts, (num_rows, num_tokens))
     num_channels = num_heads * (2 * num_k + num_v)
     sizes = (num_channels, state_SHVK.shape[0], num_v)
     _check_conv(x_BWC, conv_weight_C1R, window_SCR, norm_weight_V, sizes)
-    y_BWHV = torch.empty(
-        out_gate_BWHV.shape, dtype=out_gate_BWHV.dtype, device=out_gate_BWHV.device
-    )
+    if records is not None:
+        _check_keys(records[0], gate_BWHK, x_BWC)
+        check_records("kda_decode", records[1], out_gate_BWHV, num_commit_B)
+    y_BWHV = torch.empty_like(out_gate_BWHV, memory_format=torch.contiguous_format)
     if y_BWHV.numel() == 0:
         return y_BWHV
-    x, gate, out_gate = (
-        last_contiguous(x_BWC),
-        last_contiguous(gate_BWHK),
-        last_contiguous(out_gate_BWHV),
-    )
+    scratch = torch.empty_like(y_BWHV, dtype=torch.float32)
+    x, gate, out_gate = map(last_contiguous, (x_BWC, gate_BWHK, out_gate_BWHV))
     commit = slots_B if num_commit_B is None else num_commit_B
-    width, num_taps = block_width(num_k), conv_weight_C1R.shape[2]
+    keys, writes = records or (y_BWHV, scratch)
+    num_taps = conv_weight_C1R.shape[2]
+    blocks = blocks or choose_decode_blocks(num_k, num_v, num_rows * num_heads, num_tokens)
     decode_kernel[(num_rows * num_heads,)](
         x,
         conv_weight_C1R.contiguous(),
@@ -104,10 +124,13 @@ def kda_decode(
         out_gate,
         norm_weight_V.contiguous(),
         y_BWHV,
+        scratch,
         state_SHVK,
         window_SCR,
         slots_B,
         commit,
+        keys,
+        writes,
         num_heads,
         state_SHVK.shape[0],
         num_tokens,
@@ -115,18 +138,22 @@ def kda_decode(
         num_k**-0.5 if scale is None else scale,
         eps,
         *x.stride()[:2],
-        *(s for y in (gate, beta_BWH, out_gate) for s in y.stride()[:3]),
+        *(s for y in (gate, beta_BWH, out_gate, keys, writes) for s in y.stride()[:3]),
         *state_SHVK.stride()[:2],
         window_SCR.stride(0),
         slots_B.stride(0),
         commit.stride(0),
         K=num_k,
         V=num_v,
-        BK=width,
-        BV=block_width(num_v),
+        BK=block_width(num_k),
+        BV=blocks.values,
+        NUM_BLOCKS=-(-num_v // blocks.values),
+        WHOLE=block_width(num_v),
         TAPS=num_taps,
         BTAPS=triton.next_power_of_2(num_taps),
+        IS_SINGLE=num_tokens == 1,
         HAS_COMMIT=num_commit_B is not None,
-        num_warps=warps_for(width * block_width(num_v), 64),
+        HAS_RECORDS=records is not None,
+        num_warps=blocks.warps,
     )
     return y_BWHV

@@ -1,14 +1,13 @@
 """The whole of a KDA layer's decode between its projections, one kernel (report 1.8, 5.4.2).
 
 Convolution update, SiLU, L2 norm, gate, recurrence and gated RMSNorm of W tokens. One program owns
-the whole [V, K] state of a batch row and head, because the output norm needs all V. The convolution
-reads token t - (taps - 1) + j from this call's inputs or, before them, from the pool's window, so
-that any number of tokens and taps works; the window of the committed tokens is written last, after
-a barrier, since other threads still read the old one before.
+one batch row and head, because the output norm needs all V and because the head's windows may be
+moved only when nobody reads them any more. It walks over the state in blocks of BV rows, so that a
+program is small and several share a multiprocessor; the next block is requested as soon as the
+registers of this one are free. Outputs before the norm wait in a float32 scratch tensor.
 
-On paper, H200: 64 KiB in and out a program at V = K = 128, 8 warps of 64 state values a thread, two
-or three programs a multiprocessor. Against the unfused sequence it saves four launches and the
-round trips of q, k, v and o; at one row and 96 heads the state itself is 3 us.
+k is rounded to the dtype of the activations, as between the ops: a replay that starts from the
+recorded k then finds the same states.
 Legend: B rows, W tokens a row, S slots, H heads, K, V channels, C = H (2 K + V) channels of the
 convolution in the order q, k, v.
 """
@@ -16,76 +15,37 @@ convolution in the order q, k, v.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit
+from k3_kernels.kda_step.window import convolve, move_window
 
 
 @triton.jit
-def _convolve(
-    x_ptr,
-    window_ptr,
-    weight_ptr,
+def _keys(
+    q_x_ptr,
+    q_window_ptr,
+    q_weight_ptr,
+    k_x_ptr,
+    k_window_ptr,
+    k_weight_ptr,
+    gate_ptr,
     w,
+    bias,
+    rate,
+    lower_bound,
+    scale,
     channel,
-    is_channel,
+    is_key,
     stride_xw,
+    stride_gw,
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
 ):
-    """SiLU of the convolution at token w; `channel` counts from the three pointers."""
-    tap = tl.arange(0, BTAPS)
-    source = w - (TAPS - 1) + tap
-    is_tap = is_channel[:, None] & (tap < TAPS)[None, :]
-    new = tl.load(
-        x_ptr + source[None, :] * stride_xw + channel[:, None],
-        mask=is_tap & (source >= 0)[None, :],
-        other=0.0,
-    )
-    old = tl.load(
-        window_ptr + channel[:, None] * (TAPS - 1) + (source + TAPS - 1)[None, :],
-        mask=is_tap & (source < 0)[None, :],
-        other=0.0,
-    )
-    weight = tl.load(weight_ptr + channel[:, None] * TAPS + tap[None, :], mask=is_tap, other=0.0)
-    taps = (new.to(tl.float32) + old.to(tl.float32)) * weight.to(tl.float32)
-    y = tl.sum(taps, 1)
-    return y * _sigmoid(y)
-
-
-@triton.jit
-def _advance_window(
-    x_ptr,
-    window_ptr,
-    num_commit,
-    channel,
-    is_channel,
-    stride_xw,
-    TAPS: tl.constexpr,
-    BTAPS: tl.constexpr,
-):
-    """The last TAPS - 1 inputs after `num_commit` tokens, written over the old ones."""
-    slot = tl.arange(0, BTAPS)
-    source = num_commit - (TAPS - 1) + slot
-    is_tap = is_channel[:, None] & (slot < TAPS - 1)[None, :]
-    new = tl.load(
-        x_ptr + source[None, :] * stride_xw + channel[:, None],
-        mask=is_tap & (source >= 0)[None, :],
-        other=0.0,
-    )
-    old = tl.load(
-        window_ptr + channel[:, None] * (TAPS - 1) + (source + TAPS - 1)[None, :],
-        mask=is_tap & (source < 0)[None, :],
-        other=0.0,
-    )
-    kept = tl.where((source >= 0)[None, :], new.to(tl.float32), old.to(tl.float32))
-    tl.debug_barrier()
-    tl.store(
-        window_ptr + channel[:, None] * (TAPS - 1) + slot[None, :],
-        kept.to(window_ptr.dtype.element_ty),
-        mask=is_tap,
-    )
+    """q and k of token w, normalised, k also before that, and the decay: all [K] float32."""
+    q = convolve(q_x_ptr, q_window_ptr, q_weight_ptr, w, channel, is_key, stride_xw, TAPS, BTAPS)
+    k = convolve(k_x_ptr, k_window_ptr, k_weight_ptr, w, channel, is_key, stride_xw, TAPS, BTAPS)
+    k = k.to(k_x_ptr.dtype.element_ty).to(tl.float32)
+    gate = tl.load(gate_ptr + w * stride_gw, mask=is_key, other=0.0).to(tl.float32)
+    return unit(q) * scale, unit(k), k, decay_of(gate, bias, rate, lower_bound)
 
 
 @triton.jit
@@ -98,11 +58,14 @@ def decode_kernel(
     dt_bias_ptr,
     out_gate_ptr,
     norm_ptr,
-    o_ptr,
+    y_ptr,
+    scratch_ptr,
     state_ptr,
     window_ptr,
     slot_ptr,
     commit_ptr,
+    keys_ptr,
+    writes_ptr,
     num_heads,
     num_slots,
     num_tokens,
@@ -120,6 +83,12 @@ def decode_kernel(
     stride_zb,
     stride_zw,
     stride_zh,
+    stride_kb,
+    stride_kw,
+    stride_kh,
+    stride_ub,
+    stride_uw,
+    stride_uh,
     stride_ss,
     stride_sh,
     stride_cs,
@@ -129,11 +98,16 @@ def decode_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
     HAS_COMMIT: tl.constexpr,
+    HAS_RECORDS: tl.constexpr,
 ):
-    """x [B, W, C], window [S, C, TAPS - 1], o [B, W, H, V] contiguous. Grid: rows x heads."""
+    """x [B, W, C], window [S, C, TAPS - 1], y and scratch [B, W, H, V] contiguous; IS_SINGLE: W is
+    1; WHOLE: power of two that holds V. Grid: rows x heads."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     batch = pid // num_heads
@@ -142,106 +116,107 @@ def decode_kernel(
     channel = tl.arange(0, BK)
     value = tl.arange(0, BV)
     is_key = (channel < K) & is_live
-    is_value = (value < V) & is_live
-    is_state = is_value[:, None] & is_key[None, :]
     state_ptr += slot * stride_ss + head * stride_sh + value[:, None] * K + channel[None, :]
-    state = tl.load(state_ptr, mask=is_state, other=0.0)
+    state = tl.load(state_ptr, mask=(value < V)[:, None] & is_key[None, :], other=0.0)
 
     num_commit = num_tokens
     if HAS_COMMIT:
         num_commit = tl.load(commit_ptr + batch * stride_commit).to(tl.int32)
-    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
-    rate *= -1.4426950408889634
+    if HAS_RECORDS:
+        num_commit = 0
+    rate = gate_rate(tl.load(A_log_ptr + head))
     bias = tl.load(dt_bias_ptr + head * K + channel, mask=is_key, other=0.0).to(tl.float32)
-    norm = tl.load(norm_ptr + value, mask=is_value, other=0.0).to(tl.float32)
     q_first = head * K
     k_first = (num_heads + head) * K
     v_first = 2 * num_heads * K + head * V
     x_ptr += batch * stride_xb
     window_ptr += slot * stride_cs
+    q_x, k_x, v_x = x_ptr + q_first, x_ptr + k_first, x_ptr + v_first
+    q_window = window_ptr + q_first * (TAPS - 1)
+    k_window = window_ptr + k_first * (TAPS - 1)
+    v_window = window_ptr + v_first * (TAPS - 1)
+    q_weight, k_weight = weight_ptr + q_first * TAPS, weight_ptr + k_first * TAPS
+    v_weight = weight_ptr + v_first * TAPS
     gate_ptr += batch * stride_gb + head * stride_gh + channel
     beta_ptr += batch * stride_bb + head * stride_bh
-    out_gate_ptr += batch * stride_zb + head * stride_zh + value
-    o_ptr += (batch * num_tokens * num_heads + head) * V + value
-    for w in range(0, num_tokens):
-        q = _convolve(
-            x_ptr + q_first,
-            window_ptr + q_first * (TAPS - 1),
-            weight_ptr + q_first * TAPS,
-            w,
+    keys_ptr += batch * stride_kb + head * stride_kh + channel
+    writes_ptr += batch * stride_ub + head * stride_uh
+    row = (batch * num_tokens * num_heads + head) * V
+    if IS_SINGLE:
+        q, k, raw_k, decay = _keys(
+            q_x,
+            q_window,
+            q_weight,
+            k_x,
+            k_window,
+            k_weight,
+            gate_ptr,
+            0,
+            bias,
+            rate,
+            lower_bound,
+            scale,
             channel,
             is_key,
             stride_xw,
+            stride_gw,
             TAPS,
             BTAPS,
         )
-        k = _convolve(
-            x_ptr + k_first,
-            window_ptr + k_first * (TAPS - 1),
-            weight_ptr + k_first * TAPS,
-            w,
-            channel,
-            is_key,
-            stride_xw,
-            TAPS,
-            BTAPS,
-        )
-        v = _convolve(
-            x_ptr + v_first,
-            window_ptr + v_first * (TAPS - 1),
-            weight_ptr + v_first * TAPS,
-            w,
-            value,
-            is_value,
-            stride_xw,
-            TAPS,
-            BTAPS,
-        )
-        gate = tl.load(gate_ptr + w * stride_gw, mask=is_key, other=0.0).to(tl.float32)
-        beta = _sigmoid(tl.load(beta_ptr + w * stride_bw).to(tl.float32))
-        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
-        k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        g = (lower_bound * 1.4426950408889634) / (1.0 + tl.exp2((gate + bias) * rate))
-        state *= tl.exp2(g)[None, :]
-        write = beta * (v - tl.sum(state * k[None, :], 1))
-        o = tl.sum(state * q[None, :], 1) + write * tl.sum(k * q, 0)
-        state += write[:, None] * k[None, :]
-        out_gate = tl.load(out_gate_ptr + w * stride_zw, mask=is_value, other=0.0)
-        o *= tl.rsqrt(tl.sum(o * o, 0) / V + eps) * norm * _sigmoid(out_gate.to(tl.float32))
-        o = tl.where(is_live, o, 0.0)
-        tl.store(o_ptr + w * (num_heads * V), o.to(o_ptr.dtype.element_ty), mask=value < V)
-        tl.store(state_ptr, state, mask=is_state & (w + 1 == num_commit))
+        kq = tl.sum(k * q, 0)
+    for block in range(0, NUM_BLOCKS):
+        is_value = (value < V) & is_live
+        for w in range(0, num_tokens):
+            if not IS_SINGLE:
+                q, k, raw_k, decay = _keys(
+                    q_x,
+                    q_window,
+                    q_weight,
+                    k_x,
+                    k_window,
+                    k_weight,
+                    gate_ptr,
+                    w,
+                    bias,
+                    rate,
+                    lower_bound,
+                    scale,
+                    channel,
+                    is_key,
+                    stride_xw,
+                    stride_gw,
+                    TAPS,
+                    BTAPS,
+                )
+                kq = tl.sum(k * q, 0)
+            v = convolve(v_x, v_window, v_weight, w, value, is_value, stride_xw, TAPS, BTAPS)
+            beta = sigmoid(tl.load(beta_ptr + w * stride_bw).to(tl.float32))
+            state, write, o = advance(state, q, k, v, decay, beta, kq)
+            tl.store(scratch_ptr + row + w * (num_heads * V) + value, o, mask=is_value)
+            if HAS_RECORDS:
+                record = raw_k.to(keys_ptr.dtype.element_ty)
+                tl.store(keys_ptr + w * stride_kw, record, mask=(channel < K) & (block == 0))
+                tl.store(writes_ptr + w * stride_uw + value, write, mask=value < V)
+            else:
+                is_state = is_value[:, None] & is_key[None, :] & (w + 1 == num_commit)
+                tl.store(state_ptr, state, mask=is_state)
+        value += BV
+        state_ptr += BV * K
+        if NUM_BLOCKS > 1:
+            state = tl.load(state_ptr, mask=(value < V)[:, None] & is_key[None, :], other=0.0)
 
-    if num_commit > num_tokens:
-        num_commit = 0  # nothing is committed, so the window stays as the state does
-    if num_commit > 0:
-        _advance_window(
-            x_ptr + q_first,
-            window_ptr + q_first * (TAPS - 1),
-            num_commit,
-            channel,
-            is_key,
-            stride_xw,
-            TAPS,
-            BTAPS,
-        )
-        _advance_window(
-            x_ptr + k_first,
-            window_ptr + k_first * (TAPS - 1),
-            num_commit,
-            channel,
-            is_key,
-            stride_xw,
-            TAPS,
-            BTAPS,
-        )
-        _advance_window(
-            x_ptr + v_first,
-            window_ptr + v_first * (TAPS - 1),
-            num_commit,
-            value,
-            is_value,
-            stride_xw,
-            TAPS,
-            BTAPS,
-        )
+    value = tl.arange(0, WHOLE)
+    is_value = (value < V) & is_live
+    norm = tl.load(norm_ptr + value, mask=is_value, other=0.0).to(tl.float32)
+    out_gate_ptr += batch * stride_zb + head * stride_zh + value
+    tl.debug_barrier()
+    for w in range(0, num_tokens):
+        o = tl.load(scratch_ptr + row + w * (num_heads * V) + value, mask=is_value, other=0.0)
+        out_gate = tl.load(out_gate_ptr + w * stride_zw, mask=is_value, other=0.0)
+        o *= tl.rsqrt(tl.sum(o * o, 0) / V + eps) * norm * sigmoid(out_gate.to(tl.float32))
+        y_at = y_ptr + row + w * (num_heads * V) + value
+        tl.store(y_at, o.to(y_ptr.dtype.element_ty), mask=value < V)
+    if (num_commit > 0) & (num_commit <= num_tokens):
+        move_window(q_x, q_window, num_commit, channel, is_key, stride_xw, TAPS, BTAPS)
+        move_window(k_x, k_window, num_commit, channel, is_key, stride_xw, TAPS, BTAPS)
+        move_window(v_x, v_window, num_commit, value, is_value, stride_xw, TAPS, BTAPS)

@@ -2,17 +2,17 @@
 
 One program owns BV rows of the [V, K] state of one batch row and head, in float32 registers (report
 1.1, 1.8). Everything that needs all of K happens inside the program, so V is split freely; what a
-block recomputes (gates and norms of K channels) is small beside its state.
+block recomputes (gates and norms of K channels) is small beside its state. The state is requested
+first, before the loads that it does not depend on.
 
-On paper, H200, V = K = 128: reading and writing a state is 128 KiB, 12.6 MB a batch row at H = 96,
-2.95 us at the copy rate of 4.26 TB/s. Blocks of 32 rows make 16 KiB programs, 384 a batch row, of
-which 8 to 12 fit a multiprocessor: 130 to 190 KiB in flight where 24 KiB cover the latency. The
-state is requested first, before the dependent loads of slot-independent inputs.
+A verify step (HAS_WRITES) writes no state, but what each token would have written into it.
 Legend: B rows, W tokens a row, S slots, H heads, K, V channels.
 """
 
 import triton
 import triton.language as tl
+
+from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit
 
 
 @triton.jit
@@ -28,6 +28,7 @@ def step_kernel(
     state_ptr,
     slot_ptr,
     commit_ptr,
+    writes_ptr,
     num_heads,
     num_slots,
     num_tokens,
@@ -48,6 +49,9 @@ def step_kernel(
     stride_bb,
     stride_bw,
     stride_bh,
+    stride_ub,
+    stride_uw,
+    stride_uh,
     stride_ss,
     stride_sh,
     stride_slot,
@@ -58,6 +62,7 @@ def step_kernel(
     BV: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     HAS_COMMIT: tl.constexpr,
+    HAS_WRITES: tl.constexpr,
 ):
     """o is [B, W, H, V] contiguous; a slot outside 0..S-1 reads and writes no state.
     Grid: rows x heads x blocks."""
@@ -78,30 +83,28 @@ def step_kernel(
     num_commit = num_tokens
     if HAS_COMMIT:
         num_commit = tl.load(commit_ptr + batch * stride_commit).to(tl.int32)
-    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
-    rate *= -1.4426950408889634
+    rate = gate_rate(tl.load(A_log_ptr + head))
     bias = tl.load(dt_bias_ptr + head * K + channel, mask=is_channel, other=0.0).to(tl.float32)
     q_ptr += batch * stride_qb + head * stride_qh + channel
     k_ptr += batch * stride_kb + head * stride_kh + channel
     gate_ptr += batch * stride_gb + head * stride_gh + channel
     v_ptr += batch * stride_vb + head * stride_vh + value
     beta_ptr += batch * stride_bb + head * stride_bh
+    writes_ptr += batch * stride_ub + head * stride_uh + value
     o_ptr += (batch * num_tokens * num_heads + head) * V + value
     for w in range(0, num_tokens):
         q = tl.load(q_ptr + w * stride_qw, mask=is_channel, other=0.0).to(tl.float32)
         k = tl.load(k_ptr + w * stride_kw, mask=is_channel, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + w * stride_gw, mask=is_channel, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + w * stride_vw, mask=is_value, other=0.0).to(tl.float32)
-        beta = tl.load(beta_ptr + w * stride_bw).to(tl.float32)
-        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
-        k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        g = (lower_bound * 1.4426950408889634) / (1.0 + tl.exp2((gate + bias) * rate))
-        beta = 1.0 / (1.0 + tl.exp2(beta * -1.4426950408889634))
-        state *= tl.exp2(g)[None, :]
-        # Both reads of the decayed state at once: S q after the write is S q + write (k q).
-        write = beta * (v - tl.sum(state * k[None, :], 1))
-        o = tl.sum(state * q[None, :], 1) + write * tl.sum(k * q, 0)
-        o = tl.where(is_live, o, 0.0)
-        state += write[:, None] * k[None, :]
-        tl.store(o_ptr + w * (num_heads * V), o.to(o_ptr.dtype.element_ty), mask=is_value)
-        tl.store(state_ptr, state, mask=is_state & (w + 1 == num_commit))
+        beta = sigmoid(tl.load(beta_ptr + w * stride_bw).to(tl.float32))
+        q, k = unit(q) * scale, unit(k)
+        decay = decay_of(gate, bias, rate, lower_bound)
+        state, write, o = advance(state, q, k, v, decay, beta, tl.sum(k * q, 0))
+        o = tl.where(is_live, o, 0.0).to(o_ptr.dtype.element_ty)
+        tl.store(o_ptr + w * (num_heads * V), o, mask=is_value)
+        if HAS_WRITES:
+            write = tl.where(is_live, write, 0.0)
+            tl.store(writes_ptr + w * stride_uw, write, mask=is_value)
+        else:
+            tl.store(state_ptr, state, mask=is_state & (w + 1 == num_commit))

@@ -1,0 +1,1 @@
+"""Triton kernels of kda_replay (report 1.8)."""

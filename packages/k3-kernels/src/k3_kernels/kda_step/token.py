@@ -1,0 +1,43 @@
+"""The arithmetic of one token of KDA, shared by the decode kernels; float32 in registers.
+
+Exponentials are of base 2, which one instruction computes (1.4426950408889634 is log2 e).
+Legend: K key channels, V value channels, of which a program holds some.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def gate_rate(A_log):
+    """-exp(A_log) log2 e, what the raw gate and its bias are multiplied by."""
+    return tl.exp2(A_log.to(tl.float32) * 1.4426950408889634) * -1.4426950408889634
+
+
+@triton.jit
+def decay_of(gate, bias, rate, lower_bound):
+    """exp(lower_bound sigmoid(exp(A_log) (gate + bias))) of each key channel."""
+    return tl.exp2((lower_bound * 1.4426950408889634) / (1.0 + tl.exp2((gate + bias) * rate)))
+
+
+@triton.jit
+def unit(x):
+    """x / sqrt(sum x^2 + 1e-6)."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
+
+
+@triton.jit
+def advance(state, q, k, v, decay, beta, kq):
+    """State [V, K] after the token, its write u [V] and o [V]; kq is the product of k and q.
+
+    Both reads are of the decayed state, one pass: S q after the write is S q + u (k q).
+    """
+    state *= decay[None, :]
+    write = beta * (v - tl.sum(state * k[None, :], 1))
+    o = tl.sum(state * q[None, :], 1) + write * kq
+    return state + write[:, None] * k[None, :], write, o
