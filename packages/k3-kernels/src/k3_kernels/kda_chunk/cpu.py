@@ -4,6 +4,7 @@ Everything that does not depend on the state is batched over all chunks and head
 over chunk steps is serial (report 1.2, 1.3; gate: 1.1). The backward needs no derivative of the
 inverse: with X = (I + diag(beta) A)^-1, D = X diag(beta) (V - Kp S) and dX = X^T dD, the gradient
 of beta is rowsum(dX D) / beta, whose quotient cancels against the derivative of the sigmoid.
+`kda_chunk_activated` is the same on inputs whose norms, decays and betas are given.
 Legend: T packed tokens, N sequences, H heads, B chunk-heads, C tokens in a chunk, K key, V value
 channels, R states (sequences x heads).
 """
@@ -33,6 +34,7 @@ from k3_kernels.kda_chunk.cpu_scan import scan_backward, scan_forward
 from k3_kernels.once import refuse_second_derivative
 
 CHUNK = 32
+_LEAST_BETA = 1e-20
 
 
 class Inputs(NamedTuple):
@@ -55,16 +57,17 @@ class Settings(NamedTuple):
     lower_bound: float | None
     scale: float
     dtype: torch.dtype
+    is_raw: bool = True  # norms, gate and sigmoid are inside
 
 
 class Saved(NamedTuple):
     """What the forward keeps for the backward, in chunk layout and compute dtype."""
 
     q_BCK: Tensor  # normalised
-    q_rnorm_BC1: Tensor
+    q_rnorm_BC1: Tensor | None  # None where q came normalised
     k_BCK: Tensor
-    k_rnorm_BC1: Tensor
-    z_BCK: Tensor  # gate + dt_bias
+    k_rnorm_BC1: Tensor | None
+    z_BCK: Tensor | None  # gate + dt_bias; None where the decay was given
     beta_BC1: Tensor  # after the sigmoid, 0 at padding
     w_BCK: Tensor  # W
     values_BCV: Tensor  # D
@@ -102,12 +105,43 @@ def kda_chunk(
 
     plan = chunk_plan(lengths, num_heads, CHUNK, q_THK.device)
     settings = Settings(plan, lower_bound, num_k**-0.5 if scale is None else scale, dtype)
-    inputs = Inputs(*args, initial_state_NHVK)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        o_THV, final_NHVK = _KdaChunk.apply(settings, *inputs)
-    else:
-        o_THV, final_NHVK, _, _ = _forward(inputs, settings, keep_states=False)
+    o_THV, final_NHVK = _run(Inputs(*args, initial_state_NHVK), settings)
     return o_THV, final_NHVK if output_final_state else None
+
+
+def kda_chunk_activated(
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THV: Tensor,
+    log_decay_THK: Tensor,
+    beta_TH: Tensor,
+    *,
+    lower_bound: float | None,
+    scale: float,
+    seqlens: tuple[int, ...],
+    initial_state_NHVK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """kda_chunk without its activations: q and k as they are, log decays g <= 0, beta itself.
+
+    beta may be any number, 2 sigmoid(b) for one. `lower_bound` promises g >= lower_bound; None
+    promises nothing and costs narrower tiles. Computes in the state's dtype and returns o in v's
+    and the final state. Shapes, devices and `sum(seqlens) == T` are the caller's to check.
+    """
+    num_heads, dtype = q_THK.shape[1], initial_state_NHVK.dtype
+    plan = chunk_plan(seqlens, num_heads, CHUNK, q_THK.device)
+    # beta scales what the backward divides by it again; this changes no result.
+    beta_TH = beta_TH.to(dtype)
+    beta_TH = torch.where(beta_TH.abs() < _LEAST_BETA, _LEAST_BETA, beta_TH)
+    nothing = q_THK.new_empty(0)
+    args = (q_THK, k_THK, v_THV, log_decay_THK, beta_TH, nothing, nothing)
+    settings = Settings(plan, lower_bound, scale, dtype, is_raw=False)
+    return _run(Inputs(*args, initial_state_NHVK), settings)
+
+
+def _run(inputs: Inputs, settings: Settings) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _KdaChunk.apply(settings, *inputs)
+    return _forward(inputs, settings, keep_states=False)[:2]
 
 
 class _KdaChunk(torch.autograd.Function):
@@ -136,12 +170,17 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Saved, Decay]:
     plan, dtype = settings.plan, settings.dtype
     with torch.autocast(inputs.q_THK.device.type, enabled=False):
-        q_BCK, q_rnorm = _normalize(plan.gather(inputs.q_THK, dtype))
-        k_BCK, k_rnorm = _normalize(plan.gather(inputs.k_THK, dtype))
-        v_BCV = plan.gather(inputs.v_THV, dtype)
-        beta_BC1 = plan.zero_padding(plan.gather(inputs.beta_TH, dtype).sigmoid_())
-        z_BCK = _by_head(plan.gather(inputs.gate_THK, dtype), inputs.dt_bias_HK, torch.add)
-        g_BCK = plan.zero_padding(_log_decay(z_BCK, inputs.A_log_H, settings))
+        q_BCK, k_BCK = plan.gather(inputs.q_THK, dtype), plan.gather(inputs.k_THK, dtype)
+        v_BCV, beta_BC1 = plan.gather(inputs.v_THV, dtype), plan.gather(inputs.beta_TH, dtype)
+        g_BCK = plan.gather(inputs.gate_THK, dtype)
+        q_rnorm = k_rnorm = z_BCK = None
+        if settings.is_raw:
+            q_BCK, q_rnorm = _normalize(q_BCK)
+            k_BCK, k_rnorm = _normalize(k_BCK)
+            beta_BC1 = beta_BC1.sigmoid_()
+            z_BCK = _by_head(g_BCK, inputs.dt_bias_HK, torch.add)
+            g_BCK = _log_decay(z_BCK, inputs.A_log_H, settings)
+        beta_BC1, g_BCK = plan.zero_padding(beta_BC1), plan.zero_padding(g_BCK)
         decay = chunk_decay(g_BCK, tile_width(settings.lower_bound, plan.chunk))
 
         gram_B2CC = grams(gram_operands(q_BCK, k_BCK, decay), decay)
@@ -212,14 +251,18 @@ def _backward(
     d_state_NHVK = d_state_RVK.view(d_final_NHVK.shape).index_select(0, plan.rank_N)
 
     d_solved_BCV = torch.bmm(saved.inverse_BCC.mT, d_values_BCV)
-    d_beta_BC1 = (d_solved_BCV * values_BCV).sum(-1, keepdim=True) * (1 - beta_BC1)
+    d_beta_BC1 = (d_solved_BCV * values_BCV).sum(-1, keepdim=True)
+    d_beta_BC1 = d_beta_BC1 * (1 - beta_BC1) if settings.is_raw else d_beta_BC1 / beta_BC1
     d_v_BCV = d_solved_BCV.mul_(beta_BC1)
     d_q_BCK, d_k_BCK, d_g_BCK = _operand_gradients(
         torch.cat([d_o_BCV, -d_v_BCV], dim=1), d_writes_BCK, d_total_BK, saved, decay
     )
-    d_z_BCK, d_A_log_H = _log_decay_backward(
-        plan.zero_padding(d_g_BCK), saved.z_BCK, A_log_H, settings
-    )
+    d_g_BCK = plan.zero_padding(d_g_BCK)
+    if saved.z_BCK is None:
+        d_z_BCK, d_A_log_H, d_bias_HK = d_g_BCK, A_log_H, A_log_H
+    else:
+        d_z_BCK, d_A_log_H = _log_decay_backward(d_g_BCK, saved.z_BCK, A_log_H, settings)
+        d_bias_HK = d_z_BCK.view(-1, plan.num_heads, *d_z_BCK.shape[1:]).sum((0, 2))
     return Inputs(
         plan.scatter(_normalize_backward(d_q_BCK, saved.q_BCK, saved.q_rnorm_BC1), dtype),
         plan.scatter(_normalize_backward(d_k_BCK, saved.k_BCK, saved.k_rnorm_BC1), dtype),
@@ -227,7 +270,7 @@ def _backward(
         plan.scatter(d_z_BCK, dtype),
         plan.scatter(d_beta_BC1, dtype).squeeze(-1),
         d_A_log_H,
-        d_z_BCK.view(-1, plan.num_heads, *d_z_BCK.shape[1:]).sum((0, 2)),
+        d_bias_HK,
         d_state_NHVK,
     )
 
@@ -281,7 +324,9 @@ def _normalize(x_BCK: Tensor) -> tuple[Tensor, Tensor]:
     return x_BCK * rnorm_BC1, rnorm_BC1
 
 
-def _normalize_backward(d_y_BCK: Tensor, y_BCK: Tensor, rnorm_BC1: Tensor) -> Tensor:
+def _normalize_backward(d_y_BCK: Tensor, y_BCK: Tensor, rnorm_BC1: Tensor | None) -> Tensor:
+    if rnorm_BC1 is None:
+        return d_y_BCK
     along_BC1 = (d_y_BCK * y_BCK).sum(-1, keepdim=True)
     return torch.addcmul(d_y_BCK, y_BCK, along_BC1, value=-1).mul_(rnorm_BC1)
 

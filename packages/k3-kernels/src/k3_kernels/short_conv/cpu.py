@@ -56,18 +56,38 @@ def short_conv(
     output_final_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal depthwise convolution and SiLU; as `k3_core.ops.short_conv.ShortConv`."""
+    y_TC, final_NCW = causal_conv(
+        x_TC, weight_C1W, cu_seqlens_N1, seqlens, initial_state_NCW, has_silu=True
+    )
+    return y_TC, final_NCW if output_final_state else None
+
+
+def causal_conv(
+    x_TC: Tensor,
+    weight_C1W: Tensor,
+    cu_seqlens_N1: Tensor,
+    seqlens: tuple[int, ...] | None,
+    initial_state_NCW: Tensor | None,
+    *,
+    has_silu: bool,
+) -> tuple[Tensor, Tensor]:
+    """short_conv with or without its SiLU, which is left out in the math dtype, not x's."""
     lengths = check_inputs(x_TC, weight_C1W, cu_seqlens_N1, seqlens, initial_state_NCW)
     if initial_state_NCW is None:
         initial_state_NCW = x_TC.new_zeros(len(lengths), x_TC.shape[1], weight_C1W.shape[2] - 1)
     layout = _layout(lengths, weight_C1W.shape[2] - 1, x_TC.device)
-    y_TC, final_NCW = _ShortConv.apply(x_TC, weight_C1W, initial_state_NCW, layout)
-    return y_TC, final_NCW if output_final_state else None
+    return _ShortConv.apply(x_TC, weight_C1W, initial_state_NCW, layout, has_silu)
 
 
 class _ShortConv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TC: Tensor, weight_C1W: Tensor, state_NCW: Tensor, layout: _Layout
+        ctx: Any,
+        x_TC: Tensor,
+        weight_C1W: Tensor,
+        state_NCW: Tensor,
+        layout: _Layout,
+        has_silu: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = math_dtype(x_TC)
         weight_WC = weight_C1W[:, 0].t().to(dtype)
@@ -84,22 +104,26 @@ class _ShortConv(torch.autograd.Function):
         sums_TC = sums.index_select(0, layout.token_T - num_history)
         last = buffer_LC.index_select(0, layout.last)
         last_NCW = last.view(state_NCW.transpose(1, 2).shape).transpose(1, 2)
-        ctx.layout = layout
+        ctx.layout, ctx.has_silu = layout, has_silu
         ctx.dtypes = x_TC.dtype, weight_C1W.dtype, state_NCW.dtype
         ctx.save_for_backward(buffer_LC, sums_TC, weight_WC)
-        return F.silu(sums_TC).to(x_TC.dtype), last_NCW.to(state_NCW.dtype)
+        y_TC = F.silu(sums_TC).to(x_TC.dtype) if has_silu else sums_TC
+        return y_TC, last_NCW.to(state_NCW.dtype)
 
     @staticmethod
     def backward(
         ctx: Any, d_y_TC: Tensor, d_final_NCW: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None]:
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         refuse_second_derivative("short_conv")
         buffer_LC, sums_TC, weight_WC = ctx.saved_tensors
         layout, num_history = ctx.layout, weight_WC.shape[0] - 1
-        gate_TC = torch.sigmoid(sums_TC)
-        slope_TC = gate_TC * (1 + sums_TC * (1 - gate_TC))
+        d_sums_TC = d_y_TC
+        if ctx.has_silu:
+            gate_TC = torch.sigmoid(sums_TC)
+            slope_TC = gate_TC * (1 + sums_TC * (1 - gate_TC))
+            d_sums_TC = slope_TC.mul_(d_y_TC)
         d_sums = buffer_LC.new_zeros(max(0, layout.num_rows - num_history), buffer_LC.shape[1])
-        d_sums.index_copy_(0, layout.token_T - num_history, slope_TC.mul_(d_y_TC))
+        d_sums.index_copy_(0, layout.token_T - num_history, d_sums_TC)
 
         d_buffer_LC = torch.zeros_like(buffer_LC)
         d_last = d_final_NCW.transpose(1, 2).reshape(layout.last.numel(), buffer_LC.shape[1])
@@ -114,6 +138,7 @@ class _ShortConv(torch.autograd.Function):
             d_buffer_LC.index_select(0, layout.token_T).to(x_dtype),
             torch.stack(d_weight_WC, dim=1).unsqueeze(1).to(weight_dtype),
             d_state.transpose(1, 2).to(state_dtype),
+            None,
             None,
         )
 

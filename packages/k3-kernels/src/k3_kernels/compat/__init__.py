@@ -1,0 +1,1 @@
+"""Other libraries' module paths, served by K3's ops."""
