@@ -9,7 +9,7 @@ Legend: B rows, W tokens a row, S slots, H heads, K, V channels, C channels of t
 import triton
 import triton.language as tl
 
-from k3_kernels.kda_step.token import decay_of, gate_rate, unit
+from k3_kernels.kda_step.token import add_write, decay_of, gate_rate, unit_factor
 from k3_kernels.kda_step.window import move_window
 
 
@@ -79,7 +79,7 @@ def replay_kernel(
             gate = tl.load(gate_at + w * stride_gw, mask=is_channel, other=0.0).to(tl.float32)
             write = tl.load(write_at + w * stride_uw, mask=is_value, other=0.0)
             state *= decay_of(gate, bias, rate, lower_bound)[None, :]
-            state += write[:, None] * unit(k)[None, :]
+            state = add_write(state, write, k, unit_factor(k))
         tl.store(state_ptr + state_at, state, mask=is_state)
 
 

@@ -1,17 +1,20 @@
-"""kda_step in plain torch: each token passes over the state three times (report 1.1, 1.8).
+"""kda_step in plain torch: a token passes over the state three times (report 1.1, 1.8).
 
 k and q are read against the decayed state by one product, before the write: what q would read of
-the write itself is (k . q) times it.
+the write itself is (k . q) times it. A model of small states spends the time in calls, which is why
+nothing is converted or copied that need not be.
 Legend: B rows, R rows that are not padded, W tokens a row, S slots, H heads, K key channels,
 V value channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
+from k3_core.ops.kda_chunk.inputs import L2_EPS, log_decay
 from k3_core.ops.kda_step.inputs import check_step
 from k3_core.ops.math import math_dtype
 
@@ -36,39 +39,66 @@ def kda_step(
     """Decode W tokens a row on pooled states; arguments as `k3_core.ops.kda_step.KdaStep`."""
     args = (q_BWHK, k_BWHK, v_BWHV, gate_BWHK, beta_BWH, A_log_H, dt_bias_HK)
     rows, commits = check_step(args, state_SHVK, slots_B, lower_bound, num_commit_B, writes_BWHV)
-    num_tokens, num_k, dtype = q_BWHK.shape[1], q_BWHK.shape[3], math_dtype(q_BWHK)
     if writes_BWHV is not None:
         writes_BWHV.zero_()
-    if not rows or num_tokens == 0:
+    if not rows or q_BWHK.shape[1] == 0:
         return torch.zeros_like(v_BWHV)
 
     is_full = len(rows) == len(commits)
-    rows_R = torch.tensor(rows, device=q_BWHK.device)
-    slots_R = (slots_B if is_full else slots_B[rows_R]).long()
-    state_RHVK = state_SHVK.index_select(0, slots_R)
+    rows_R = None if is_full else torch.tensor(rows, device=q_BWHK.device)
+    slots_R = (slots_B if rows_R is None else slots_B[rows_R]).long()
     left = [commits[row] for row in rows]
+    state_RHVK = state_SHVK.index_select(0, slots_R)
     outputs, writes = [], []
     with torch.autocast(q_BWHK.device.type, enabled=False):
-        q, k, v, gate, beta = ((x if is_full else x[rows_R]).to(dtype) for x in args[:5])
-        kq_2RWHK = l2_normalize(torch.stack((k, q)))
-        kq_2RWHK[1] *= num_k**-0.5 if scale is None else scale
-        k = kq_2RWHK[0]
-        k_dot_q = torch.linalg.vecdot(k, kq_2RWHK[1]).unsqueeze(-1)
-        log_decays = log_decay(gate, A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound)
-        decays, beta = log_decays.exp_(), beta.sigmoid().unsqueeze(-1)
-        for w in range(num_tokens):
-            state_RHVK.mul_(decays[:, w].unsqueeze(-2))
-            reads = torch.matmul(state_RHVK, kq_2RWHK[:, :, w].permute(1, 2, 3, 0))
-            write_RHV = (v[:, w] - reads[..., 0]).mul_(beta[:, w])
-            state_RHVK.addcmul_(write_RHV.unsqueeze(-1), k[:, w].unsqueeze(-2))
-            outputs.append(torch.addcmul(reads[..., 1], write_RHV, k_dot_q[:, w]))
+        by_row = args[:5] if rows_R is None else [x[rows_R] for x in args[:5]]
+        tokens = _by_token(*by_row, A_log_H, dt_bias_HK, lower_bound)
+        for w, (decay, kq, k_dot_q, v, beta) in enumerate(tokens, 1):
+            state_RHVK.mul_(decay)
+            k_reads, q_reads = torch.matmul(kq, state_RHVK.mT).unbind(-2)
+            write_RHV = (v - k_reads).mul_(beta)
+            state_RHVK.addcmul_(write_RHV.unsqueeze(-1), kq[..., :1, :])
+            outputs.append(q_reads.addcmul(write_RHV, k_dot_q))
             writes.append(write_RHV)
-            done = [number for number, tokens in enumerate(left) if tokens == w + 1]
+            done = [number for number, count in enumerate(left) if count == w]
             if len(done) == len(left):
                 state_SHVK.index_copy_(0, slots_R, state_RHVK)
             elif done:
                 state_SHVK[slots_R[done]] = state_RHVK[done]
     if writes_BWHV is not None:
-        writes_BWHV.index_copy_(0, rows_R, torch.stack(writes, dim=1))
-    o_RWHV = torch.stack(outputs, dim=1).to(v_BWHV.dtype)
-    return o_RWHV if is_full else torch.zeros_like(v_BWHV).index_copy_(0, rows_R, o_RWHV)
+        writes_BWHV[slice(None) if rows_R is None else rows_R] = torch.stack(writes, dim=1)
+    o_RWHV = torch.stack(outputs, dim=1).mul_(q_BWHK.shape[3] ** -0.5 if scale is None else scale)
+    if rows_R is None:
+        return o_RWHV.to(v_BWHV.dtype)
+    return torch.zeros_like(v_BWHV).index_copy_(0, rows_R, o_RWHV.to(v_BWHV.dtype))
+
+
+def _by_token(
+    q_RWHK: Tensor,
+    k_RWHK: Tensor,
+    v_RWHV: Tensor,
+    gate_RWHK: Tensor,
+    beta_RWH: Tensor,
+    A_log_H: Tensor,
+    dt_bias_HK: Tensor,
+    lower_bound: float | None,
+) -> Iterator[tuple[Tensor, ...]]:
+    """For each token decay [R, H, 1, K], k and q [R, H, 2, K], k . q, v [R, H, V], beta."""
+    dtype = math_dtype(q_RWHK)
+    kq_RWH2K = torch.stack((k_RWHK, q_RWHK), dim=-2)
+    if kq_RWH2K.dtype != dtype:
+        kq_RWH2K, v_RWHV = kq_RWH2K.to(dtype), v_RWHV.to(dtype)
+    squares = torch.linalg.vecdot(kq_RWH2K, kq_RWH2K)
+    kq_RWH2K.mul_(squares.add_(L2_EPS).rsqrt_().unsqueeze(-1))
+    k_dot_q = torch.linalg.vecdot(kq_RWH2K[..., 0, :], kq_RWH2K[..., 1, :])
+    gates = (x.to(dtype) for x in (gate_RWHK, A_log_H, dt_bias_HK))
+    decay_RWHK = log_decay(*gates, lower_bound).exp_()
+    beta = beta_RWH.to(dtype).sigmoid()
+    columns = (
+        decay_RWHK.unsqueeze(-2),
+        kq_RWH2K,
+        k_dot_q.unsqueeze(-1),
+        v_RWHV,
+        beta.unsqueeze(-1),
+    )
+    return zip(*(x.unbind(1) for x in columns), strict=True)

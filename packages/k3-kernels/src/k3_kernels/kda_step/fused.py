@@ -15,7 +15,7 @@ convolution in the order q, k, v.
 import triton
 import triton.language as tl
 
-from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit
+from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit_factor
 from k3_kernels.kda_step.window import convolve, move_window
 
 
@@ -32,7 +32,6 @@ def _keys(
     bias,
     rate,
     lower_bound,
-    scale,
     channel,
     is_key,
     stride_xw,
@@ -40,12 +39,12 @@ def _keys(
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
 ):
-    """q and k of token w, normalised, k also before that, and the decay: all [K] float32."""
+    """q and k of token w before their norms, and the decay: all [K] float32."""
     q = convolve(q_x_ptr, q_window_ptr, q_weight_ptr, w, channel, is_key, stride_xw, TAPS, BTAPS)
     k = convolve(k_x_ptr, k_window_ptr, k_weight_ptr, w, channel, is_key, stride_xw, TAPS, BTAPS)
     k = k.to(k_x_ptr.dtype.element_ty).to(tl.float32)
     gate = tl.load(gate_ptr + w * stride_gw, mask=is_key, other=0.0).to(tl.float32)
-    return unit(q) * scale, unit(k), k, decay_of(gate, bias, rate, lower_bound)
+    return q, k, decay_of(gate, bias, rate, lower_bound)
 
 
 @triton.jit
@@ -143,7 +142,7 @@ def decode_kernel(
     writes_ptr += batch * stride_ub + head * stride_uh
     row = (batch * num_tokens * num_heads + head) * V
     if IS_SINGLE:
-        q, k, raw_k, decay = _keys(
+        q, k, decay = _keys(
             q_x,
             q_window,
             q_weight,
@@ -155,7 +154,6 @@ def decode_kernel(
             bias,
             rate,
             lower_bound,
-            scale,
             channel,
             is_key,
             stride_xw,
@@ -163,12 +161,13 @@ def decode_kernel(
             TAPS,
             BTAPS,
         )
-        kq = tl.sum(k * q, 0)
+        q_factor, k_factor = unit_factor(q) * scale, unit_factor(k)
+        kq = tl.sum(k * q, 0) * q_factor * k_factor
     for block in range(0, NUM_BLOCKS):
         is_value = (value < V) & is_live
         for w in range(0, num_tokens):
             if not IS_SINGLE:
-                q, k, raw_k, decay = _keys(
+                q, k, decay = _keys(
                     q_x,
                     q_window,
                     q_weight,
@@ -180,7 +179,6 @@ def decode_kernel(
                     bias,
                     rate,
                     lower_bound,
-                    scale,
                     channel,
                     is_key,
                     stride_xw,
@@ -188,13 +186,14 @@ def decode_kernel(
                     TAPS,
                     BTAPS,
                 )
-                kq = tl.sum(k * q, 0)
+                q_factor, k_factor = unit_factor(q) * scale, unit_factor(k)
+                kq = tl.sum(k * q, 0) * q_factor * k_factor
             v = convolve(v_x, v_window, v_weight, w, value, is_value, stride_xw, TAPS, BTAPS)
             beta = sigmoid(tl.load(beta_ptr + w * stride_bw).to(tl.float32))
-            state, write, o = advance(state, q, k, v, decay, beta, kq)
+            state, write, o = advance(state, q, k, v, decay, beta, q_factor, k_factor, kq)
             tl.store(scratch_ptr + row + w * (num_heads * V) + value, o, mask=is_value)
             if HAS_RECORDS:
-                record = raw_k.to(keys_ptr.dtype.element_ty)
+                record = k.to(keys_ptr.dtype.element_ty)
                 tl.store(keys_ptr + w * stride_kw, record, mask=(channel < K) & (block == 0))
                 tl.store(writes_ptr + w * stride_uw + value, write, mask=value < V)
             else:

@@ -12,7 +12,7 @@ Legend: B rows, W tokens a row, S slots, H heads, K, V channels.
 import triton
 import triton.language as tl
 
-from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit
+from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit_factor
 
 
 @triton.jit
@@ -98,9 +98,10 @@ def step_kernel(
         gate = tl.load(gate_ptr + w * stride_gw, mask=is_channel, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + w * stride_vw, mask=is_value, other=0.0).to(tl.float32)
         beta = sigmoid(tl.load(beta_ptr + w * stride_bw).to(tl.float32))
-        q, k = unit(q) * scale, unit(k)
+        q_factor, k_factor = unit_factor(q) * scale, unit_factor(k)
+        kq = tl.sum(k * q, 0) * q_factor * k_factor
         decay = decay_of(gate, bias, rate, lower_bound)
-        state, write, o = advance(state, q, k, v, decay, beta, tl.sum(k * q, 0))
+        state, write, o = advance(state, q, k, v, decay, beta, q_factor, k_factor, kq)
         o = tl.where(is_live, o, 0.0).to(o_ptr.dtype.element_ty)
         tl.store(o_ptr + w * (num_heads * V), o, mask=is_value)
         if HAS_WRITES:

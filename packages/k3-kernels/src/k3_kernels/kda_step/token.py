@@ -26,18 +26,25 @@ def decay_of(gate, bias, rate, lower_bound):
 
 
 @triton.jit
-def unit(x):
-    """x / sqrt(sum x^2 + 1e-6)."""
-    return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
+def unit_factor(x):
+    """What brings x to unit length: 1 / sqrt(sum x^2 + 1e-6)."""
+    return tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
 
 
 @triton.jit
-def advance(state, q, k, v, decay, beta, kq):
-    """State [V, K] after the token, its write u [V] and o [V]; kq is the product of k and q.
+def add_write(state, write, k, k_factor):
+    return state + (write * k_factor)[:, None] * k[None, :]
 
-    Both reads are of the decayed state, one pass: S q after the write is S q + u (k q).
+
+@triton.jit
+def advance(state, q, k, v, decay, beta, q_factor, k_factor, kq):
+    """State [V, K] after the token, its write u [V] and o [V].
+
+    q and k are not normalised: their factors multiply the products, so that the sums over V x K
+    need not wait for them; kq is the product of the normalised two. Both reads are of the decayed
+    state, one pass: S q after the write is S q + u (k q).
     """
     state *= decay[None, :]
-    write = beta * (v - tl.sum(state * k[None, :], 1))
-    o = tl.sum(state * q[None, :], 1) + write * kq
-    return state + write[:, None] * k[None, :], write, o
+    write = beta * (v - tl.sum(state * k[None, :], 1) * k_factor)
+    o = tl.sum(state * q[None, :], 1) * q_factor + write * kq
+    return add_write(state, write, k, k_factor), write, o
