@@ -129,9 +129,6 @@ def kda_chunk_activated(
     """
     num_heads, dtype = q_THK.shape[1], initial_state_NHVK.dtype
     plan = chunk_plan(seqlens, num_heads, CHUNK, q_THK.device)
-    # beta scales what the backward divides by it again; this changes no result.
-    beta_TH = beta_TH.to(dtype)
-    beta_TH = torch.where(beta_TH.abs() < _LEAST_BETA, _LEAST_BETA, beta_TH)
     nothing = q_THK.new_empty(0)
     args = (q_THK, k_THK, v_THV, log_decay_THK, beta_TH, nothing, nothing)
     settings = Settings(plan, lower_bound, scale, dtype, is_raw=False)
@@ -180,6 +177,8 @@ def _forward(
             beta_BC1 = beta_BC1.sigmoid_()
             z_BCK = _by_head(g_BCK, inputs.dt_bias_HK, torch.add)
             g_BCK = _log_decay(z_BCK, inputs.A_log_H, settings)
+        else:  # the backward divides by beta what beta has scaled; this changes no result
+            beta_BC1 = torch.where(beta_BC1.abs() < _LEAST_BETA, _LEAST_BETA, beta_BC1)
         beta_BC1, g_BCK = plan.zero_padding(beta_BC1), plan.zero_padding(g_BCK)
         decay = chunk_decay(g_BCK, tile_width(settings.lower_bound, plan.chunk))
 
