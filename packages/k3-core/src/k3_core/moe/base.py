@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -39,8 +40,12 @@ class FeedForward(Protocol):
 
 
 def glu(config: TextConfig, ops: OpSet) -> Activation:
-    """The configured gated activation: SiTU-GLU, or SiLU(gate) * up without caps."""
+    """The configured gated activation: SiTU-GLU, or SiLU(gate) * up without caps.
+
+    SiTU-GLU is a `partial` with its settings as keywords: so a kernel of the experts can tell
+    which function it is and compute it between its own products.
+    """
     if config.hidden_act == "silu":
         return lambda gate, up: F.silu(gate) * up
     beta, linear_beta = config.situ_beta, config.situ_linear_beta
-    return lambda gate, up: ops.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
+    return partial(ops.situ_glu, beta=beta, linear_beta=linear_beta)

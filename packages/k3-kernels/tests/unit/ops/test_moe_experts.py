@@ -4,11 +4,14 @@ T tokens, D width, I expert width, E experts, k routes a token.
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from k3_core.config import K3Config
+from k3_core.moe.base import glu
 from k3_core.ops.moe_experts.reference import moe_experts as reference
 from k3_core.ops.mx_quantize.reference import mx_quantize
 from k3_core.ops.situ_glu.reference import situ_glu
@@ -16,6 +19,7 @@ from k3_core.quant import MXTensor
 from k3_core.testing import relative_error
 from k3_kernels.moe_experts import op, plan
 from k3_kernels.moe_experts.op import TILES, moe_experts, situ_betas
+from k3_kernels.situ_glu.op import situ_glu as triton_situ_glu
 
 SITU = partial(situ_glu, beta=4.0, linear_beta=25.0)
 
@@ -102,6 +106,13 @@ def test_activations_that_are_not_fused(activation, is_packed, device):
     idx, weight = draw.routes(5, 4, 2)
     got = moe_experts(x, idx, weight, *stacks, activation=activation)
     assert relative_error(got, _expected(x, idx, weight, stacks, activation)) < 2e-6
+
+
+@pytest.mark.parametrize("function", [situ_glu, triton_situ_glu])
+def test_the_activation_of_a_model_is_fused(function):
+    config = K3Config.preset("k3-test").text
+    activation = glu(config, SimpleNamespace(situ_glu=function))
+    assert situ_betas(activation) == (config.situ_beta, config.situ_linear_beta)
 
 
 def test_only_situ_with_its_two_settings_is_fused():
