@@ -8,11 +8,13 @@ import kernels_ops_cases as cases
 import torch
 
 from k3_kernels.attn_res import op as attn_res_op
+from k3_kernels.attn_res import phases
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
-from k3_kernels.route_topk import op as route_op
+from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.short_conv import op as conv_op
+from k3_kernels.situ_glu import op as glu_op
 
 
 @dataclass
@@ -50,13 +52,17 @@ def expert_choices(tiles: list[_Expert]) -> tuple[Callable[[], str], ...]:
 
 SMALL_PACKED = expert_choices(
     [
-        _Expert(16, 64, 32, 4, 3),
         _Expert(16, 64, 32, 4, 4),
-        _Expert(16, 64, 64, 4, 3),
-        _Expert(16, 128, 16, 4, 4),
-        _Expert(16, 128, 32, 4, 3),
-        _Expert(16, 128, 32, 8, 3),
-        _Expert(16, 128, 64, 8, 2),
+        _Expert(16, 64, 32, 4, 3),
+        _Expert(16, 64, 32, 4, 2),
+        _Expert(16, 64, 16, 4, 3),
+        _Expert(16, 64, 16, 4, 4),
+        _Expert(16, 128, 16, 4, 3),
+        _Expert(16, 128, 16, 8, 3),
+        _Expert(16, 128, 16, 8, 4),
+        _Expert(16, 128, 32, 8, 2),
+        _Expert(8, 64, 32, 4, 3),
+        _Expert(8, 64, 16, 4, 4),
     ]
 )
 LARGE = expert_choices(
@@ -90,9 +96,35 @@ DECODE = choices(decode_op, "PROGRAMS_PER_PROCESSOR", [1, 2, 8, 4]) + choices(
     2,
     [_Decode(64, 64, 8, 2), _Decode(64, 32, 8, 3), _Decode(32, 64, 4, 2), _Decode(32, 32, 4, 3)],
 )
-ROUTE = choices(route_op, "CONFIG", [(32, 4, 4), (32, 1, 1), (32, 8, 8), (32, 8, 4), (32, 2, 2)])
-CONV = choices(conv_op, "CONFIGS", [(config,) for config in conv_op.CONFIGS])
+CONV = choices(
+    conv_op,
+    "TILE",
+    [
+        conv_op.Tile(8, 4, 256, 4),
+        conv_op.Tile(8, 4, 256, 4, 128),
+        conv_op.Tile(8, 8, 256, 8, 128),
+        conv_op.Tile(8, 4, 128, 2, 128),
+        conv_op.Tile(4, 4, 256, 4),
+        conv_op.Tile(4, 4, 256, 4, 96),
+        conv_op.Tile(4, 8, 256, 8, 96),
+        conv_op.Tile(16, 4, 256, 4),
+    ],
+)
 MIX = choices(attn_res_op, "MAX_REGISTERS", [128, 64, 96, 168, 255])
+BLOCKS = choices(
+    phases,
+    "TILE",
+    [
+        phases.Tile(16, 128, 4, 256, 4),
+        phases.Tile(16, 128, 4, 512, 4),
+        phases.Tile(16, 128, 4, 512, 8),
+        phases.Tile(16, 256, 4, 256, 8),
+        phases.Tile(16, 64, 4, 256, 2),
+        phases.Tile(32, 128, 4, 128, 4),
+    ],
+)
+GLU = choices(glu_op, "TILE", [(2048, 4), (1024, 4), (1024, 2), (4096, 8), (4096, 4)])
+QUANTIZE = choices(quantize_op, "TILE", [(64, 4), (128, 4), (256, 4), (256, 8), (64, 2), (32, 4)])
 
 
 def experts(rows: int, is_packed: bool, is_whole: bool) -> Callable[..., cases.Case]:
@@ -115,12 +147,12 @@ ROWS = (
     Row("attn_res 5 sources", partial(cases.attn_res_case, num_sources=5), 500, None, MIX),
     Row("attn_res 9 sources", partial(cases.attn_res_case, num_sources=9), 650, 360, MIX),
     Row("attn_res merge", cases.merge_case),
-    Row("attn_res blocks 24 sites", cases.blocks_case),
+    Row("attn_res blocks 24 sites", cases.blocks_case, None, None, BLOCKS),
     Row("short_conv", partial(cases.conv_case, is_normed=False), 412, 130, CONV),
     Row("short_conv with q, k norm", partial(cases.conv_case, is_normed=True), None, None, CONV),
     Row("gated_rms_norm", cases.norm_case),
-    Row("situ_glu", cases.glu_case),
-    Row("route_topk 896 top-16", cases.route_case, None, 30, ROUTE),
+    Row("situ_glu", cases.glu_case, None, None, GLU),
+    Row("route_topk 896 top-16", cases.route_case, None, 30),
     Row("experts up 128 rows MXFP4", experts(128, True, False), 1710, 500, SMALL_PACKED),
     Row("experts up 128 rows bf16", experts(128, False, False), 1710, None),
     Row("experts up 4096 rows MXFP4", experts(4096, True, False), 1580, None, LARGE),
@@ -131,5 +163,5 @@ ROWS = (
     Row("mla_prefill T=32768 H=24", prefill(32768, 24), 13970, None),
     Row("mla_decode B=64 32K", decode(64, 32768), None, 810, DECODE),
     Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
-    Row("mx_quantize 16384 x 7168", cases.quantize_case),
+    Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
 )

@@ -25,13 +25,19 @@ def row_score(value, query, eps, D: tl.constexpr):
 
 
 @triton.jit
-def source_row(value_ptrs, i, at, d, D: tl.constexpr, NUM_SOURCES: tl.constexpr):
-    """Row of source `i`, which may be known only at run time; nothing past the last source."""
-    address = value_ptrs[0].to(tl.int64)
+def source_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
+    """Pointer of source `i`, known only at run time, or of each of a tile; the first for others."""
+    address = value_ptrs[0].to(tl.int64) + i * 0
     for j in tl.static_range(1, NUM_SOURCES):
         address = tl.where(i == j, value_ptrs[j].to(tl.int64), address)
-    row_ptr = tl.multiple_of(address.to(value_ptrs[0].dtype), 16)
-    return tl.load(row_ptr + at + d, mask=(d < D) & (i < NUM_SOURCES), other=0.0)
+    return tl.multiple_of(address.to(value_ptrs[0].dtype), 16)
+
+
+@triton.jit
+def source_row(value_ptrs, i, at, d, D: tl.constexpr, NUM_SOURCES: tl.constexpr):
+    """Row of source `i`; nothing past the last source."""
+    source = source_address(value_ptrs, i, NUM_SOURCES)
+    return tl.load(source + at + d, mask=(d < D) & (i < NUM_SOURCES), other=0.0)
 
 
 @triton.jit
@@ -127,69 +133,84 @@ def block_scores_kernel(
     value_ptrs,
     query_ptr,
     scores_ptr,
+    square_ptr,
     num_tokens,
     num_queries,
-    eps,
     D: tl.constexpr,
     NUM_SOURCES: tl.constexpr,
+    PARTS: tl.constexpr,
     BT: tl.constexpr,
     BD: tl.constexpr,
     SPAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """scores [n, T, S] of a block's queries with its finished sources, as one product each."""
-    t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    """value . query [PARTS, n, T, S] and value . value [PARTS, n, T], each over a part of D."""
+    part = tl.program_id(0) % PARTS
+    i = tl.program_id(0) // PARTS % NUM_SOURCES
+    t = (tl.program_id(0) // (PARTS * NUM_SOURCES)).to(tl.int64) * BT + tl.arange(0, BT)
     s = tl.arange(0, SPAD)
-    for i in tl.static_range(NUM_SOURCES):
-        acc = tl.zeros((BT, SPAD), tl.float32)
-        square = tl.zeros((BT,), tl.float32)
-        for start in range(0, D, BD):
-            d = start + tl.arange(0, BD)
-            value_at = value_ptrs[i] + t[:, None] * D + d[None, :]
-            is_value = (t < num_tokens)[:, None] & (d < D)[None, :]
-            value = tl.load(value_at, mask=is_value, other=0.0).to(tl.float32)
-            query_at = query_ptr + s[None, :] * D + d[:, None]
-            is_query = (s < num_queries)[None, :] & (d < D)[:, None]
-            query = tl.load(query_at, mask=is_query, other=0.0)
-            acc = tl.dot(value, query, acc, input_precision=PRECISION)
-            square += tl.sum(value * value, axis=1)
-        acc = acc * tl.rsqrt(square / D + eps)[:, None]
-        score_at = scores_ptr + (i * num_tokens + t[:, None]) * num_queries + s[None, :]
-        tl.store(score_at, acc, mask=(t < num_tokens)[:, None] & (s < num_queries)[None, :])
+    is_token, is_query = (t < num_tokens)[:, None], (s < num_queries)[None, :]
+    source = source_address(value_ptrs, i, NUM_SOURCES)
+    acc = tl.zeros((BT, SPAD), tl.float32)
+    square = tl.zeros((BT,), tl.float32)
+    for start in range(part * BD, D, PARTS * BD):
+        d = start + tl.arange(0, BD)
+        value_at = source + t[:, None] * D + d[None, :]
+        value = tl.load(value_at, mask=is_token & (d < D)[None, :], other=0.0).to(tl.float32)
+        query_at = query_ptr + s[None, :] * D + d[:, None]
+        query = tl.load(query_at, mask=is_query & (d < D)[:, None], other=0.0)
+        acc = tl.dot(value, query, acc, input_precision=PRECISION)
+        square += tl.sum(value * value, axis=1)
+    row = (part * NUM_SOURCES + i).to(tl.int64) * num_tokens + t
+    tl.store(square_ptr + row, square, mask=t < num_tokens)
+    scores_at = scores_ptr + row[:, None] * num_queries + s[None, :]
+    tl.store(scores_at, acc, mask=is_token & is_query)
 
 
 @triton.jit
 def block_mix_kernel(
     value_ptrs,
     scores_ptr,
+    square_ptr,
     out_ptr,
     lse_ptr,
     num_tokens,
     num_queries,
+    eps,
     D: tl.constexpr,
     NUM_SOURCES: tl.constexpr,
     NPAD: tl.constexpr,
+    PARTS: tl.constexpr,
     BD: tl.constexpr,
+    SPAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """out [S, T, D] and its log-sum-exp [S, T] for one token and BD channels."""
+    """out [S, T, D] and its log-sum-exp [S, T] for one token, all queries and BD channels."""
     num_tiles = tl.cdiv(D, BD)
     token = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     d = tile * BD + tl.arange(0, BD)
-    mask = d < D
     n = tl.arange(0, NPAD)
-    for s in range(num_queries):
-        row = (n.to(tl.int64) * num_tokens + token) * num_queries + s
-        scores = tl.load(scores_ptr + row, mask=n < NUM_SOURCES, other=-float("inf"))
-        top = tl.max(scores)
-        total = tl.sum(tl.exp(scores - top))
-        acc = tl.zeros((BD,), tl.float32)
-        for i in tl.static_range(NUM_SOURCES):
-            # The sources stay in the first-level cache over the queries.
-            value = tl.load(value_ptrs[i] + token * D + d, mask=mask, other=0.0).to(tl.float32)
-            at = (i * num_tokens + token) * num_queries + s
-            acc += value * (tl.exp(tl.load(scores_ptr + at) - top) / total)
-        out_at = out_ptr + (s * num_tokens + token) * D + d
-        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask)
-        if tile == 0:
-            tl.store(lse_ptr + s * num_tokens + token, top + tl.log(total))
+    s = tl.arange(0, SPAD).to(tl.int64)
+    is_source, is_query = n < NUM_SOURCES, (s < num_queries)[:, None]
+    source = source_address(value_ptrs, n, NUM_SOURCES)
+    value_at = source[:, None] + token * D + d[None, :]
+    value = tl.load(value_at, mask=is_source[:, None] & (d < D)[None, :], other=0.0)
+    scores = tl.zeros((SPAD, NPAD), tl.float32)
+    square = tl.zeros((NPAD,), tl.float32)
+    for part in tl.static_range(PARTS):
+        row = (part * NUM_SOURCES + n).to(tl.int64) * num_tokens + token
+        square += tl.load(square_ptr + row, mask=is_source, other=0.0)
+        scores_at = scores_ptr + row[None, :] * num_queries + s[:, None]
+        scores += tl.load(scores_at, mask=is_source[None, :] & is_query, other=0.0)
+    scores = tl.where(
+        is_source[None, :], scores * tl.rsqrt(square / D + eps)[None, :], -float("inf")
+    )
+    top = tl.max(scores, axis=1)
+    weight = tl.exp(scores - top[:, None])
+    total = tl.sum(weight, axis=1)
+    mix = tl.dot(weight / total[:, None], value.to(tl.float32), input_precision=PRECISION)
+    out_at = out_ptr + (s[:, None] * num_tokens + token) * D + d[None, :]
+    tl.store(out_at, mix.to(out_ptr.dtype.element_ty), mask=is_query & (d < D)[None, :])
+    if tile == 0:
+        tl.store(lse_ptr + s * num_tokens + token, top + tl.log(total), mask=s < num_queries)

@@ -33,7 +33,7 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
     if not out_TD.numel():
         return out_TD
     attn_res_kernel[(num_tokens,)](
-        tuple(_aligned(value) for value in values),
+        tuple(aligned(value) for value in values),
         norm_D.contiguous(),
         proj_1D.contiguous(),
         out_TD,
@@ -47,7 +47,7 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
     return out_TD
 
 
-def _aligned(value_TD: Tensor) -> Tensor:
+def aligned(value_TD: Tensor) -> Tensor:
     """Contiguous and on a 16-byte boundary, which the kernel's wide loads rely on."""
     value_TD = value_TD.contiguous()
     return value_TD if value_TD.data_ptr() % 16 == 0 else value_TD.clone()

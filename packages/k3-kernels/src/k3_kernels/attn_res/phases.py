@@ -11,15 +11,30 @@ Legend: T tokens, D model width, S sites of one block, n finished sources.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from k3_kernels.attn_res.kernel import block_mix_kernel, block_scores_kernel, merge_kernel
-from k3_kernels.attn_res.op import MAX_SOURCES, check_values, row_warps
+from k3_kernels.attn_res.op import MAX_SOURCES, aligned, check_values, row_warps
 from k3_kernels.launch import check_floats, dot_precision
+
+
+class Tile(NamedTuple):
+    """Tokens, channels a step and warps of the scores; channels and warps of the mix."""
+
+    tokens: int
+    step: int
+    score_warps: int
+    channels: int
+    mix_warps: int
+
+
+TILE = Tile(16, 128, 4, 256, 4)
+SCORE_PROGRAMS, MAX_PARTS = 512, 8
+"""Few tokens: the width is cut until about this many programs share the scores."""
 
 
 def attn_res_blocks(
@@ -40,39 +55,46 @@ def attn_res_blocks(
     like: dict[str, Any] = {"device": values[0].device}
     o_STD = torch.empty(num_queries, num_tokens, width, dtype=values[0].dtype, **like)
     lse_ST = torch.empty(num_queries, num_tokens, dtype=torch.float32, **like)
-    scores_nTS = torch.empty(len(values), num_tokens, num_queries, dtype=torch.float32, **like)
     if not num_tokens:
         return o_STD, lse_ST
-    sources = tuple(value.contiguous() for value in values)
-    block_t, block_d = 32, 128
-    block_scores_kernel[(triton.cdiv(num_tokens, block_t),)](
+    sources = tuple(aligned(value) for value in values)
+    num_tiles = triton.cdiv(num_tokens, TILE.tokens) * len(sources)
+    parts = max(1, min(MAX_PARTS, SCORE_PROGRAMS // num_tiles, triton.cdiv(width, TILE.step)))
+    squares = torch.empty(parts, len(sources), num_tokens, dtype=torch.float32, **like)
+    scores = torch.empty(*squares.shape, num_queries, dtype=torch.float32, **like)
+    sizes = {
+        "D": width,
+        "NUM_SOURCES": len(sources),
+        "PARTS": parts,
+        "SPAD": max(16, triton.next_power_of_2(num_queries)),
+        "PRECISION": dot_precision(values[0].dtype),
+    }
+    block_scores_kernel[(num_tiles * parts,)](
         sources,
         queries_SD.contiguous(),
-        scores_nTS,
+        scores,
+        squares,
         num_tokens,
         num_queries,
-        eps,
-        D=width,
-        NUM_SOURCES=len(sources),
-        BT=block_t,
-        BD=block_d,
-        SPAD=max(16, triton.next_power_of_2(num_queries)),
-        PRECISION=dot_precision(values[0].dtype),
-        num_warps=4,
+        BT=TILE.tokens,
+        BD=TILE.step,
+        num_warps=TILE.score_warps,
+        **sizes,
     )
-    block_d = min(1024, triton.next_power_of_2(width))
+    block_d = min(TILE.channels, triton.next_power_of_2(width))
     block_mix_kernel[(num_tokens * triton.cdiv(width, block_d),)](
         sources,
-        scores_nTS,
+        scores,
+        squares,
         o_STD,
         lse_ST,
         num_tokens,
         num_queries,
-        D=width,
-        NUM_SOURCES=len(sources),
-        NPAD=triton.next_power_of_2(len(sources)),
+        eps,
+        NPAD=max(16, triton.next_power_of_2(len(sources))),
         BD=block_d,
-        num_warps=4,
+        num_warps=TILE.mix_warps,
+        **sizes,
     )
     return o_STD, lse_ST
 

@@ -197,7 +197,8 @@ def grouped_kernel(
             if IS_GLU:
                 up = plain_product(up, up_row, is_out, x_row, is_row, start, K, BK, PRECISION)
     if IS_GLU:
-        acc = situ(acc, up, beta, linear_beta, HAS_CAP)
+        is_fine: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+        acc = situ(acc, up, beta, linear_beta, HAS_CAP, is_fine)
     out_at = out_ptr + (row if IS_GATHER else route) * N + column[:, None]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=is_out & is_row)
 

@@ -30,14 +30,22 @@ def times_power(x, byte):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger of two, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def e2m1_code(x):
-    """Nearest E2M1 code of a value in units of the scale; above 6 it saturates."""
-    magnitude = tl.abs(x)
-    # From 1 on a code is exponent and one mantissa bit; below, multiples of 0.5, which adding
-    # 2^22 leaves in the last bits.
-    normal = round_bits(magnitude, 22) - 252
-    small = (magnitude + 4194304.0).to(tl.int32, bitcast=True) - 0x4A800000
-    code = tl.minimum(tl.where(magnitude < 1.0, small, normal), 7)
+    """Nearest E2M1 code of a value in units of the scale; above 6 it saturates.
+
+    Codes are multiples of half the power of two below a value, at least of 0.5. Adding 2^22 times
+    that power rounds to them, ties to even, and leaves the multiple in the last bits.
+    """
+    power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)
+    rounded = tl.abs(x) + power.to(tl.float32, bitcast=True) * 4194304.0
+    multiple = rounded.to(tl.int32, bitcast=True) & 7
+    code = tl.minimum(multiple + (power >> 22) - 254, 7)
     return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
 
 
@@ -58,14 +66,13 @@ def mxfp4_kernel(w_ptr, packed_ptr, scale_ptr, num_blocks, LARGEST: tl.constexpr
     is_block = (g < num_blocks)[:, None]
     at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
     w = tl.load(w_ptr + at, mask=is_block, other=0.0).to(tl.float32)
-    is_bad = tl.max(((w != w) | (tl.abs(w) > LARGEST)).to(tl.int32), axis=1) != 0
-    largest = tl.max(tl.where(w == w, tl.abs(w), 0.0), axis=1)
-    byte = tl.maximum(exponent_field(largest) - 2, 0)
+    largest = tl.reduce(tl.abs(w), 1, larger)
+    byte = tl.minimum(tl.maximum(exponent_field(largest) - 2, 0), 253)
     code = e2m1_code(times_power(w, byte[:, None]))
     low, high = tl.split(code.reshape((BG, 16, 2)))
     packed_at = packed_ptr + g[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(packed_at, (low | (high << 4)).to(tl.uint8), mask=is_block)
-    byte = tl.where(is_bad, NAN_SCALE, byte)
+    byte = tl.where(largest <= LARGEST, byte, NAN_SCALE)
     tl.store(scale_ptr + g, byte.to(tl.uint8), mask=g < num_blocks)
 
 
@@ -76,8 +83,8 @@ def mxfp8_kernel(w_ptr, code_ptr, scale_ptr, num_blocks, IS_CEIL: tl.constexpr, 
     is_block = (g < num_blocks)[:, None]
     at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
     w = tl.load(w_ptr + at, mask=is_block, other=0.0).to(tl.float32)
-    is_bad = tl.max(((w != w) | (tl.abs(w) == float("inf"))).to(tl.int32), axis=1) != 0
-    largest = tl.max(tl.where(w == w, tl.abs(w), 0.0), axis=1)
+    largest = tl.reduce(tl.abs(w), 1, larger)
+    is_bad = (largest < float("inf")) == 0
     byte = exponent_field(largest) - 8
     if IS_CEIL:
         # 448 = 1.75 * 2^8: a mantissa above 1.75 needs the next power of two.

@@ -12,7 +12,8 @@ from k3_kernels.launch import FLOATS
 from k3_kernels.mx_quantize.kernel import mxfp4_kernel, mxfp8_kernel
 
 LARGEST = 6.0 * 2.0**125
-BLOCKS, NUM_WARPS = 64, 4
+# Blocks of 32 values and warps of a program.
+TILE = (64, 4)
 SCALE_RULES = ("floor", "ceil")
 
 
@@ -39,8 +40,9 @@ def mxfp4_codes(w: Tensor) -> tuple[Tensor, Tensor]:
     packed = torch.empty(*w.shape[:-1], w.shape[-1] // 2, dtype=torch.uint8, device=w.device)
     scale = torch.empty(*w.shape[:-1], w.shape[-1] // BLOCK, dtype=torch.uint8, device=w.device)
     if num_blocks:
-        mxfp4_kernel[(triton.cdiv(num_blocks, BLOCKS),)](
-            w, packed, scale, num_blocks, LARGEST=LARGEST, BG=BLOCKS, num_warps=NUM_WARPS
+        blocks, num_warps = TILE
+        mxfp4_kernel[(triton.cdiv(num_blocks, blocks),)](
+            w, packed, scale, num_blocks, LARGEST=LARGEST, BG=blocks, num_warps=num_warps
         )
     return packed, scale
 
@@ -58,8 +60,9 @@ def mxfp8_quantize(w: Tensor, *, rule: str = "floor") -> tuple[Tensor, Tensor]:
     codes = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
     scale = torch.empty(*w.shape[:-1], w.shape[-1] // BLOCK, dtype=torch.uint8, device=w.device)
     if num_blocks:
-        mxfp8_kernel[(triton.cdiv(num_blocks, BLOCKS),)](
-            w, codes, scale, num_blocks, IS_CEIL=rule == "ceil", BG=BLOCKS, num_warps=NUM_WARPS
+        blocks, num_warps = TILE
+        mxfp8_kernel[(triton.cdiv(num_blocks, blocks),)](
+            w, codes, scale, num_blocks, IS_CEIL=rule == "ceil", BG=blocks, num_warps=num_warps
         )
     return codes.view(torch.float8_e4m3fn), scale
 

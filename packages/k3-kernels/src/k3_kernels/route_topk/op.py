@@ -10,9 +10,6 @@ from k3_core.ops.route_topk import Routes, reference
 from k3_kernels.launch import needs_grad
 from k3_kernels.route_topk.kernel import route_topk_kernel
 
-# Experts of a group, tokens a program, warps.
-CONFIG = (32, 4, 4)
-
 
 def route_topk(
     logits_TE: Tensor,
@@ -56,22 +53,18 @@ def route_topk(
     )
     if not num_tokens:
         return routes
-    size, block, num_warps = CONFIG
-    route_topk_kernel[(triton.cdiv(num_tokens, block),)](
+    route_topk_kernel[(num_tokens,)](
         logits_TE,
         bias_E.detach().contiguous(),
         *routes,
-        num_tokens,
         logits_TE.stride(0),
         float(scaling_factor),
         E=num_experts,
         K=top_k,
         RENORMALIZE=renormalize,
         IS_SOFTMAX=activation == "softmax",
-        G=triton.next_power_of_2(triton.cdiv(num_experts, size)),
-        GS=size,
+        J=triton.next_power_of_2(triton.cdiv(num_experts, 128)),
         KPAD=triton.next_power_of_2(top_k + 1),
-        BT=block,
-        num_warps=num_warps,
+        num_warps=1,
     )
     return routes

@@ -1,11 +1,12 @@
 """Causal depthwise convolution and SiLU over packed sequences (architecture 3.2 step 1).
 
-A program makes BT tokens x BC channels from W shifted loads of the same tile, of which all but one
-hit the first-level cache: bytes from memory stay at the floor (x once, y once), 95 us for
-8192 x 12288 bfloat16 at 4.26 TB/s. A token finds its sequence by a binary search in cu_seqlens, so
-lengths never visit the host and empty sequences cost nothing. Rows of the initial state are read
-only by tiles that hold the start of a sequence. With NORM the tile is one head wide and q, k are
-divided by sqrt(sum of squares + eps) before the store, which saves a pass over both.
+Bytes from memory are at the floor (x once, y once): 95 us for 8192 x 12288 bfloat16 at 4.26 TB/s.
+A thread keeps 8 channels of a run of RUN tokens and of the W - 1 before it: every value is
+loaded once for W taps, 16 bytes at a time and all before the first use. Runs that lie inside one
+sequence, nearly all, need no masks. Elsewhere a token finds its sequence by a binary search in
+cu_seqlens, so lengths never visit the host, empty sequences cost nothing and rows of the initial
+state [N, W - 1, C] are read only where a sequence starts. With NORM a row of the tile is whole
+heads, and q, k are divided by sqrt(sum of squares + eps) before the store, which saves a pass.
 
 Legend: T packed tokens, N sequences, C channels, W taps.
 """
@@ -13,12 +14,14 @@ Legend: T packed tokens, N sequences, C channels, W taps.
 import triton
 import triton.language as tl
 
+from k3_kernels.tl_math import sigmoid
+
 
 @triton.jit
 def sequence_of(cu_ptr, t, num_sequences, STEPS: tl.constexpr):
-    """Index of the sequence that owns each token of the tile `t` (int64)."""
-    low = tl.zeros_like(t)
-    high = tl.zeros_like(t) + num_sequences
+    """Index of the sequence that owns token `t` (int64), a scalar or each of a tile."""
+    low = t * 0
+    high = low + num_sequences
     for _ in tl.static_range(STEPS):
         middle = (low + high) // 2
         is_right = tl.load(cu_ptr + middle).to(tl.int64) <= t
@@ -26,6 +29,18 @@ def sequence_of(cu_ptr, t, num_sequences, STEPS: tl.constexpr):
         low = tl.where(is_right & is_open, middle, low)
         high = tl.where(is_right | (high - low <= 1), high, middle)
     return low
+
+
+@triton.jit
+def activated(acc, c, num_norm_channels, eps, NORM: tl.constexpr, HPAD: tl.constexpr):
+    """SiLU of a tile [R, C], and the L2 norm by heads of its channels below num_norm_channels."""
+    y = acc * sigmoid(acc)
+    if NORM:
+        heads = y.reshape((y.shape[0], y.shape[1] // HPAD, HPAD))
+        scale = tl.rsqrt(tl.sum(heads * heads, axis=2) + eps)
+        is_normed = (c < num_norm_channels).reshape((1, y.shape[1] // HPAD, HPAD))
+        y = tl.where(is_normed, heads * scale[:, :, None], heads).reshape(y.shape)
+    return y
 
 
 @triton.jit
@@ -42,46 +57,74 @@ def conv_kernel(
     x_stride,
     eps,
     W: tl.constexpr,
+    WPAD: tl.constexpr,
     STEPS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     NORM: tl.constexpr,
     EVEN_C: tl.constexpr,
-    BT: tl.constexpr,
+    HEAD: tl.constexpr,
+    HPAD: tl.constexpr,
+    RUN: tl.constexpr,
+    R: tl.constexpr,
     BC: tl.constexpr,
-    CPAD: tl.constexpr,
 ):
-    """y[t] = SiLU(sum_j weight[:, j] x[t - W + 1 + j]); grid: token tiles x channel tiles."""
-    num_channel_tiles = tl.cdiv(num_channels, BC)
-    pid = tl.program_id(0)
-    c = (pid % num_channel_tiles) * BC + tl.arange(0, CPAD)
-    t = (pid // num_channel_tiles).to(tl.int64) * BT + tl.arange(0, BT)
+    """y[t] = SiLU(sum_j weight[:, j] x[t - W + 1 + j]); a program makes R runs x BC channels."""
+    num_channel_tiles = tl.cdiv(num_channels, BC // HPAD * HEAD)
+    tile = tl.program_id(0) % num_channel_tiles
+    first = (tl.program_id(0) // num_channel_tiles).to(tl.int64) * (R * RUN)
+    at = tl.arange(0, BC)
+    # Without padding channels are consecutive, which keeps the accesses wide.
+    head = tile * (BC // HPAD) + at // HPAD
+    c = tile * BC + at if HEAD == HPAD else head * HEAD + at % HPAD
     if EVEN_C:
-        is_channel = tl.full((CPAD,), True, tl.int1)
+        is_channel = tl.full((BC,), True, tl.int1)
     else:
-        is_channel = (tl.arange(0, CPAD) < BC) & (c < num_channels)
-    is_token = t < num_tokens
-    sequence = sequence_of(cu_ptr, tl.minimum(t, num_tokens - 1), num_sequences, STEPS)
-    position = t - tl.load(cu_ptr + sequence).to(tl.int64)
-    x_at = x_ptr + t[:, None] * x_stride + c[None, :]
-    acc = tl.zeros((BT, CPAD), tl.float32)
-    if HAS_INITIAL and tl.min(position) < W - 1:
-        # The oldest taps first, as inside a sequence: a chunked prefill is bit-equal.
-        old_at = initial_ptr + (sequence[:, None] * num_channels + c[None, :]) * (W - 1)
-        for j in tl.static_range(W - 1):
-            w = tl.load(weight_ptr + c * W + j, mask=is_channel, other=0.0).to(tl.float32)
-            is_old = (is_token & (position < W - 1 - j))[:, None] & is_channel[None, :]
-            old = tl.load(old_at + position[:, None] + j, mask=is_old, other=0.0)
-            acc += w[None, :] * old.to(tl.float32)
+        is_channel = (at % HPAD < HEAD) & (c < num_channels)
+    # Before x: the compiler gives all tiles the layout of the last load.
+    tap = tl.arange(0, WPAD)[:, None]
+    weight_at = weight_ptr + c[None, :] * W + tap
+    weight = tl.load(weight_at, mask=(tap < W) & is_channel[None, :], other=0.0).to(tl.float32)
+    run = first + tl.arange(0, R) * RUN
+    xs: tl.tuple = ()
+    for j in tl.static_range(RUN + W - 1):
+        t = tl.minimum(tl.maximum(run + (j - W + 1), 0), num_tokens - 1)
+        x_at = x_ptr + t[:, None] * x_stride + c[None, :]
+        xs += (tl.load(x_at, mask=is_channel[None, :], other=0.0),)
+    ws: tl.tuple = ()
     for j in tl.static_range(W):
-        back = W - 1 - j
-        w = tl.load(weight_ptr + c * W + j, mask=is_channel, other=0.0).to(tl.float32)
-        is_own = (is_token & (position >= back))[:, None] & is_channel[None, :]
-        acc += w[None, :] * tl.load(x_at - back * x_stride, mask=is_own, other=0.0).to(tl.float32)
-    y = acc * tl.sigmoid(acc)
-    if NORM and (pid % num_channel_tiles) * BC < num_norm_channels:
-        y = y * tl.rsqrt(tl.sum(y * y, axis=1) + eps)[:, None]
-    y_at = y_ptr + t[:, None] * num_channels + c[None, :]
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=is_token[:, None] & is_channel[None, :])
+        ws += (tl.sum(tl.where(tap == j, weight, 0.0), axis=0)[None, :],)
+    y_at = y_ptr + run[:, None] * num_channels + c[None, :]
+    owner = sequence_of(cu_ptr, first, num_sequences, STEPS)
+    start, end = tl.load(cu_ptr + owner).to(tl.int64), tl.load(cu_ptr + owner + 1).to(tl.int64)
+    if (start <= first - (W - 1)) & (end >= first + R * RUN):
+        for i in tl.static_range(RUN):
+            acc = tl.zeros((R, BC), tl.float32)
+            for j in tl.static_range(W):
+                acc += ws[j] * xs[i + j].to(tl.float32)
+            y = activated(acc, c, num_norm_channels, eps, NORM, HPAD)
+            out_at = y_at + i * num_channels
+            tl.store(out_at, y.to(y_ptr.dtype.element_ty), mask=is_channel[None, :])
+    else:
+        for i in tl.static_range(RUN):
+            is_token = run + i < num_tokens
+            t = tl.minimum(run + i, num_tokens - 1)
+            sequence = sequence_of(cu_ptr, t, num_sequences, STEPS)
+            position = t - tl.load(cu_ptr + sequence).to(tl.int64)
+            acc = tl.zeros((R, BC), tl.float32)
+            for j in tl.static_range(W):
+                is_old = position < W - 1 - j
+                x = tl.where(is_old[:, None], 0.0, xs[i + j].to(tl.float32))
+                if HAS_INITIAL and j < W - 1:
+                    row = sequence * (W - 1) + position + j
+                    old_at = initial_ptr + row[:, None] * num_channels + c[None, :]
+                    is_read = (is_token & is_old)[:, None] & is_channel[None, :]
+                    x += tl.load(old_at, mask=is_read, other=0.0).to(tl.float32)
+                # The same taps in the same order as above: a chunked prefill is bit-equal.
+                acc += ws[j] * x
+            y = activated(acc, c, num_norm_channels, eps, NORM, HPAD)
+            out_at = y_at + i * num_channels
+            is_out = is_token[:, None] & is_channel[None, :]
+            tl.store(out_at, y.to(y_ptr.dtype.element_ty), mask=is_out)
 
 
 @triton.jit

@@ -6,6 +6,8 @@ Legend: T packed tokens, N sequences, C channels, W taps, B rows, L tokens a row
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -13,9 +15,18 @@ from torch import Tensor
 from k3_kernels.launch import check_floats, last_contiguous, needs_grad
 from k3_kernels.short_conv import cpu, kernel
 
-# (tokens, channels, warps) of a tile; the first entry is the default, `k3 kernels tune` may pick
-# another. Measured order is unknown until the first run on an H200.
-CONFIGS = ((32, 256, 8), (16, 256, 4), (16, 512, 8), (64, 128, 8))
+
+class Tile(NamedTuple):
+    """Tokens of a run, runs and channels of a program, warps, most registers (None: any)."""
+
+    run: int
+    runs: int
+    channels: int
+    num_warps: int
+    num_registers: int | None = None
+
+
+TILE = Tile(8, 4, 256, 4, 128)
 
 
 def short_conv(
@@ -144,16 +155,18 @@ def _convolve(
     y_TC = torch.empty(num_tokens, num_channels, dtype=x_TC.dtype, device=x_TC.device)
     if not x_TC.numel():
         return y_TC
-    block_t, block_c, num_warps = CONFIGS[0]
-    block_t = min(block_t, triton.next_power_of_2(num_tokens))
-    block_c = head_dim or min(block_c, triton.next_power_of_2(num_channels))
-    padded = triton.next_power_of_2(block_c)
-    grid = (triton.cdiv(num_tokens, block_t) * triton.cdiv(num_channels, block_c),)
-    kernel.conv_kernel[grid](
+    tile = TILE
+    block_c = min(tile.channels, triton.next_power_of_2(num_channels))
+    head = head_dim or block_c
+    padded = triton.next_power_of_2(head)
+    block_c = max(block_c, padded)
+    num_tiles = triton.cdiv(num_channels, block_c // padded * head)
+    kernel.conv_kernel[(triton.cdiv(num_tokens, tile.run * tile.runs) * num_tiles,)](
         x_TC,
         weight_C1W.contiguous(),
         cu_seqlens_N1,
-        initial_state_NCW.contiguous() if initial_state_NCW is not None else x_TC,
+        # As rows of channels, like x.
+        initial_state_NCW.mT.contiguous() if initial_state_NCW is not None else x_TC,
         y_TC,
         num_tokens,
         num_sequences,
@@ -162,14 +175,18 @@ def _convolve(
         x_TC.stride(0),
         eps,
         W=width,
-        STEPS=max(1, num_sequences.bit_length()),
+        WPAD=triton.next_power_of_2(width),
+        STEPS=(num_sequences - 1).bit_length(),
         HAS_INITIAL=initial_state_NCW is not None,
         NORM=head_dim > 0,
-        EVEN_C=padded == block_c and num_channels % block_c == 0,
-        BT=block_t,
+        EVEN_C=head == padded and num_channels % block_c == 0,
+        HEAD=head,
+        HPAD=padded,
+        RUN=tile.run,
+        R=tile.runs,
         BC=block_c,
-        CPAD=padded,
-        num_warps=num_warps,
+        num_warps=tile.num_warps,
+        maxnreg=tile.num_registers,
     )
     return y_TC
 

@@ -27,5 +27,5 @@ def situ_glu_kernel(
     mask = column < width
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
-    out = situ(gate, up, beta, linear_beta, HAS_CAP)
+    out = situ(gate, up, beta, linear_beta, HAS_CAP, out_ptr.dtype.element_ty == tl.float32)
     tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=mask)

@@ -10,7 +10,8 @@ from k3_core.ops.situ_glu import reference
 from k3_kernels.launch import check_floats, needs_grad
 from k3_kernels.situ_glu.kernel import situ_glu_kernel
 
-BLOCK, NUM_WARPS = 2048, 4
+# Values and warps of a program.
+TILE = (2048, 4)
 
 
 def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None) -> Tensor:
@@ -31,7 +32,8 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         # One long row, whose last tile alone may be partly empty.
         gate_rows, up_rows = gate_rows.view(1, -1), up_rows.view(1, -1)
     num_rows, width = gate_rows.shape
-    situ_glu_kernel[(num_rows * triton.cdiv(width, BLOCK),)](
+    block, num_warps = TILE
+    situ_glu_kernel[(num_rows * triton.cdiv(width, block),)](
         gate_rows,
         up_rows,
         out,
@@ -41,8 +43,8 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         beta,
         0.0 if linear_beta is None else linear_beta,
         HAS_CAP=linear_beta is not None,
-        BLOCK=BLOCK,
-        num_warps=NUM_WARPS,
+        BLOCK=block,
+        num_warps=num_warps,
     )
     return out
 

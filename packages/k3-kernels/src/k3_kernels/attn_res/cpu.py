@@ -1,0 +1,72 @@
+"""attn_res in plain torch: scores by matrix products, the mix in place, a closed-form backward.
+
+With r_i the factor that normalises v_i, p_i = q . v_i (q = norm * proj), scores p_i r_i and their
+softmax w: out = sum w_i v_i, dscore_i = w_i (dout . v_i - sum_j w_j dout . v_j) and
+dv_i = w_i dout + dscore_i r_i (q - v_i p_i r_i^2 / D), dq = sum_i dscore_i r_i v_i.
+T tokens, D model width, S sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3_core.ops.math import math_dtype
+from k3_kernels.launch import needs_grad
+from k3_kernels.once import refuse_second_derivative
+
+
+def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
+    """Softmax over the sources of proj . RMSNorm(v_i), applied to the v_i; as the reference."""
+    if not values:
+        raise ValueError("attn_res needs at least one source")
+    dtype = math_dtype(values[0])
+    query_D = norm_D.to(dtype) * proj_1D.to(dtype).reshape(-1)
+    if needs_grad(query_D, *values):
+        result: Tensor = _AttnRes.apply(eps, query_D, *values)
+        return result
+    return _forward(values, query_D, eps)[0]
+
+
+def _forward(values: Sequence[Tensor], query_D: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """The mix; then products with the query, normalising factors and weights, each [T, S]."""
+    with torch.autocast(query_D.device.type, enabled=False):
+        sources = [value.to(query_D.dtype) for value in values]
+        products = torch.stack([x @ query_D for x in sources], dim=-1)
+        squares = torch.stack([torch.linalg.vecdot(x, x) for x in sources], dim=-1)
+        scales = squares.div_(query_D.shape[0]).add_(eps).rsqrt_()
+        weights = (products * scales).softmax(-1)
+        mixed_TD = sources[0] * weights[:, :1]
+        for number, x in enumerate(sources[1:], 1):
+            mixed_TD.addcmul_(x, weights[:, number : number + 1])
+    return mixed_TD.to(values[-1].dtype), products, scales, weights
+
+
+class _AttnRes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, eps: float, query_D: Tensor, *values: Tensor) -> Tensor:
+        mixed_TD, *parts = _forward(values, query_D, eps)
+        ctx.save_for_backward(query_D, *parts, *values)
+        return mixed_TD
+
+    @staticmethod
+    def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("attn_res")
+        query_D, products, scales, weights, *values = ctx.saved_tensors
+        with torch.autocast(query_D.device.type, enabled=False):
+            sources = [value.to(query_D.dtype) for value in values]
+            d_out_TD = d_out_TD.to(query_D.dtype)
+            d_weights = torch.stack([torch.linalg.vecdot(d_out_TD, x) for x in sources], dim=-1)
+            mean = (weights * d_weights).sum(-1, keepdim=True)
+            d_products = (d_weights - mean).mul_(weights).mul_(scales)
+            shrink = (d_products * products).mul_(scales.square()).div_(-query_D.shape[0])
+            d_query_D = torch.zeros_like(query_D)
+            d_values = []
+            for i, (x, value) in enumerate(zip(sources, values, strict=True)):
+                d_query_D.addmv_(x.mT, d_products[:, i])
+                d_x = torch.addr(d_out_TD * weights[:, i, None], d_products[:, i], query_D)
+                d_values.append(d_x.addcmul_(x, shrink[:, i, None]).to(value.dtype))
+        return None, d_query_D, *d_values
