@@ -1,7 +1,7 @@
 """The kernels beside KDA on a CUDA device: times beside a torch peer of the same run and a floor.
 
     python benchmarks/kernels_ops.py --device cuda --out ops.json       all rows
-    python benchmarks/kernels_ops.py --device cuda --only attn_res      rows whose name holds it
+    python benchmarks/kernels_ops.py --device cuda --only attn_res glu  rows whose name holds one
     python benchmarks/kernels_ops.py --device cuda --sweep --out s.json every tile of every row
     TRITON_INTERPRET=1 python benchmarks/kernels_ops.py --device cpu    does it all run? no times
 
@@ -73,11 +73,16 @@ def measure_peer(case: Case, result: Result) -> None:
         result.peer = f"{case.peer_name}: {type(error).__name__}: {error}"[:200]
 
 
-def run_rows(only: str, is_sweep: bool) -> Iterator[Result]:
+def chosen(only: list[str]) -> list[Row]:
+    """The rows whose name holds one of the given words."""
+    return [row for row in ROWS if any(word in row.name for word in only)]
+
+
+def run_rows(only: list[str], is_sweep: bool) -> Iterator[Result]:
     """Every row with its default tile, or with each of its tiles."""
     rates = timing.copy_rate(), matrix_rate()
     print(f"copy {rates[0] / 1e12:.2f} TB/s, bfloat16 matrix {rates[1] / 1e12:.0f} TFLOP/s")
-    for row in (row for row in ROWS if only in row.name and (row.configs or not is_sweep)):
+    for row in (row for row in chosen(only) if row.configs or not is_sweep):
         case = row.make(True, "cuda", torch.bfloat16)
         configs = row.configs if is_sweep else (lambda: "default",)
         for choose in configs:
@@ -100,9 +105,9 @@ def line(result: Result) -> str:
     return f"| {result.row} | {result.config} | {' | '.join(cells)} | {error} | {result.peer} |"
 
 
-def dry_run(only: str) -> None:
+def dry_run(only: list[str]) -> None:
     """Every row's calls once on tiny shapes, interpreted; checks the errors, prints no times."""
-    for row in (row for row in ROWS if only in row.name):
+    for row in chosen(only):
         case = row.make(False, "cpu", torch.float16)
         for call in case.calls:
             call()
@@ -115,7 +120,7 @@ def main() -> None:
     """Run the rows, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="rows whose name contains one")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

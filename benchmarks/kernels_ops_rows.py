@@ -107,7 +107,6 @@ CONV = choices(
         conv_op.Tile(4, 4, 256, 4),
         conv_op.Tile(4, 4, 256, 4, 96),
         conv_op.Tile(4, 8, 256, 8, 96),
-        conv_op.Tile(16, 4, 256, 4),
     ],
 )
 MIX = choices(attn_res_op, "MAX_REGISTERS", [128, 64, 96, 168, 255])
