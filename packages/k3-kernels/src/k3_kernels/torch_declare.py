@@ -1,20 +1,21 @@
 """Declarations of the implementations in plain torch; imports no torch. Source: design 5.
 
-`<op>.cpu` runs on any device and is differentiable where the reference is; `<op>.cuda` uses
-operators that torch has for CUDA only. Ops without one here are left to their reference, which
-already is the batched form.
+`<op>.cpu` is differentiable where the reference is, and but for mla_decode runs on any device;
+`<op>.cuda` uses operators that torch has for CUDA only. The other ops are left to their reference,
+than which no other form of torch calls measured faster on a CPU (`k3 kernels bench`).
 """
 
 from k3_core.ops.declare import FEATURES, FLOATS
 from k3_core.plugins import Impl
 
 
-def _cpu(op: str, summary: str) -> Impl:
+def _cpu(op: str, summary: str, devices: frozenset[str] = frozenset({"cpu", "cuda"})) -> Impl:
     return Impl(
         kind="kernel",
         name=f"{op}.cpu",
         implements=op,
         target=f"k3_kernels.{op}.cpu:{op}",
+        devices=devices,
         dtypes=FLOATS,
         features=FEATURES[op],
         priority=10,
@@ -40,9 +41,15 @@ def _cuda(op: str, dtypes: frozenset[str], summary: str) -> Impl:
 IMPLS = [
     _cpu("kda_chunk", "chunk form in plain torch, closed-form backward"),
     _cpu("kda_segment", "on the chunk form"),
+    _cpu("kda_step", "reads of k and q in one product, states in place"),
     _cpu("short_conv", "shifted multiply-adds over all sequences at once"),
+    _cpu("kda_replay", "accepted tokens of all rows in one product"),
+    _cpu("attn_res", "scores by matrix products, closed-form backward"),
     _cpu("moe_experts", "rows sorted by expert, one matmul per expert"),
     _cpu("mla_prefill", "torch scaled_dot_product_attention per sequence"),
+    # It reads the lengths on the host, for which a GPU would have to be waited for.
+    _cpu("mla_decode", "one sequence at a time, only its tokens read", devices=frozenset({"cpu"})),
+    _cpu("mx_quantize", "float32, codes found in the bits"),
     _cuda("moe_experts", frozenset({"bfloat16"}), "torch grouped matmul in bfloat16"),
     _cuda(
         "mla_prefill",

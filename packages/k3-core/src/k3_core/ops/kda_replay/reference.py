@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.inputs import check_inputs, check_state, l2_normalize, log_decay
-from k3_core.ops.kda_replay.inputs import check_windows
-from k3_core.ops.kda_step.inputs import check_writes, live_rows, token_counts
+from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
+from k3_core.ops.kda_replay.inputs import check_replay
 from k3_core.ops.math import math_dtype
 
 
@@ -31,17 +30,11 @@ def kda_replay(
     window_SCR: Tensor | None = None,
 ) -> None:
     """Apply accepted tokens to pooled states; as `k3_core.ops.kda_replay.KdaReplay`."""
-    decay_args = (gate_BWHK, gate_BWHK[..., 0], A_log_H, dt_bias_HK)
-    check_inputs("kda_replay", k_BWHK, k_BWHK, k_BWHK, *decay_args, lower_bound)
-    (num_rows, num_tokens, num_heads, num_k), num_v = k_BWHK.shape, writes_BWHV.shape[-1]
-    num_slots, dtype = state_SHVK.shape[0], math_dtype(k_BWHK)
-    check_writes("kda_replay", writes_BWHV, (*k_BWHK.shape[:3], num_v), dtype, k_BWHK.device)
-    shape = (num_slots, num_heads, num_v, num_k)
-    check_state("kda_replay", "state", state_SHVK, shape, k_BWHK)
-    check_windows(x_BWC, window_SCR, num_slots, (num_rows, num_tokens))
-    rows = live_rows("kda_replay", slots_B, num_rows, num_slots)
-    counts = token_counts("kda_replay", "num_accepted", num_accepted_B, num_rows, num_tokens)
-
+    args = (k_BWHK, gate_BWHK, writes_BWHV, A_log_H, dt_bias_HK)
+    rows, counts = check_replay(
+        args, state_SHVK, slots_B, num_accepted_B, lower_bound, x_BWC, window_SCR
+    )
+    dtype = math_dtype(k_BWHK)
     k = l2_normalize(k_BWHK.to(dtype))
     decay = log_decay(
         gate_BWHK.to(dtype), A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound

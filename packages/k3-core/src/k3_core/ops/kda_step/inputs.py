@@ -1,12 +1,15 @@
-"""Checks of slots and of counts of tokens, shared by kda_step and kda_replay (report 1.8).
+"""Checks of kda_step, of which kda_replay shares those of slots and token counts (report 1.8).
 
-Legend: B rows of the batch.
+Legend: B rows of the batch, S slots, H heads, K key, V value channels.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
+from k3_core.ops.math import math_dtype
 
 
 def live_rows(op: str, slots_B: Tensor, num_rows: int, num_slots: int) -> list[int]:
@@ -60,3 +63,30 @@ def check_writes(
             f"{op}: writes is {writes_BWHV.dtype} on {writes_BWHV.device}, expected {dtype} on "
             f"{device}"
         )
+
+
+def check_step(
+    args: tuple[Tensor, ...],
+    state_SHVK: Tensor,
+    slots_B: Tensor,
+    lower_bound: float | None,
+    num_commit_B: Tensor | None,
+    writes_BWHV: Tensor | None,
+) -> tuple[list[int], list[int]]:
+    """Check a call of kda_step; returns its live rows and the tokens each row commits.
+
+    `args` are the positional ones, q to dt_bias. Raises as `k3_core.ops.kda_step.KdaStep` says.
+    """
+    check_inputs("kda_step", *args, lower_bound)
+    q_BWHK, _, v_BWHV = args[:3]
+    num_rows, num_tokens, num_heads, num_k = q_BWHK.shape
+    num_slots = state_SHVK.shape[0]
+    shape = (num_slots, num_heads, v_BWHV.shape[-1], num_k)
+    check_state("kda_step", "state", state_SHVK, shape, q_BWHK)
+    rows = live_rows("kda_step", slots_B, num_rows, num_slots)
+    if writes_BWHV is None:
+        return rows, token_counts("kda_step", "num_commit", num_commit_B, num_rows, num_tokens)
+    check_writes("kda_step", writes_BWHV, v_BWHV.shape, math_dtype(q_BWHK), v_BWHV.device)
+    if num_commit_B is not None:
+        raise ValueError("kda_step: writes makes a verify step, which takes no num_commit")
+    return rows, [0] * num_rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.inputs import check_inputs, check_state, l2_normalize, log_decay
-from k3_core.ops.kda_step.inputs import check_writes, live_rows, token_counts
+from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
+from k3_core.ops.kda_step.inputs import check_step
 from k3_core.ops.math import math_dtype
 
 
@@ -33,19 +33,11 @@ def kda_step(
 ) -> Tensor:
     """Decode W tokens a row on pooled states; arguments as `k3_core.ops.kda_step.KdaStep`."""
     args = (q_BWHK, k_BWHK, v_BWHV, gate_BWHK, beta_BWH, A_log_H, dt_bias_HK)
-    check_inputs("kda_step", *args, lower_bound)
-    (num_rows, num_tokens, num_heads, num_k), num_v = q_BWHK.shape, v_BWHV.shape[-1]
-    shape = (state_SHVK.shape[0], num_heads, num_v, num_k)
-    check_state("kda_step", "state", state_SHVK, shape, q_BWHK)
-    rows = live_rows("kda_step", slots_B, num_rows, state_SHVK.shape[0])
-    commits = token_counts("kda_step", "num_commit", num_commit_B, num_rows, num_tokens)
+    rows, commits = check_step(args, state_SHVK, slots_B, lower_bound, num_commit_B, writes_BWHV)
+    num_rows, num_tokens, _, num_k = q_BWHK.shape
     dtype = math_dtype(q_BWHK)
     if writes_BWHV is not None:
-        check_writes("kda_step", writes_BWHV, v_BWHV.shape, dtype, v_BWHV.device)
-        if num_commit_B is not None:
-            raise ValueError("kda_step: writes makes a verify step, which takes no num_commit")
         writes_BWHV.zero_()
-        commits = [0] * num_rows
     if not rows or num_tokens == 0:
         return torch.zeros_like(v_BWHV)
 

@@ -25,12 +25,8 @@ def mla_decode(
     row of `page_table` holds tokens j L .. (j+1) L - 1. Returns o_latent [B, H, C] in the dtype
     of `q_latent`; a sequence of length 0 gives zeros. Softmax in float32.
     """
+    check_widths(q_latent_BHC, q_rope_BHR, pages_PLX)
     num_latent = q_latent_BHC.shape[-1]
-    if pages_PLX.shape[-1] != num_latent + q_rope_BHR.shape[-1]:
-        raise ValueError(
-            f"mla_decode: pages hold {pages_PLX.shape[-1]} values a token, the queries need "
-            f"{num_latent} + {q_rope_BHR.shape[-1]}"
-        )
     dtype = math_dtype(q_latent_BHC)
     cached_BSX = pages_PLX[page_table_BM].flatten(1, 2).to(dtype)
     q_BHX = torch.cat((q_latent_BHC, q_rope_BHR), dim=-1).to(dtype)
@@ -40,3 +36,13 @@ def mla_decode(
     weights_BHS = scores_BHS.softmax(-1).nan_to_num(0.0)
     latent_BSC = cached_BSX[..., :num_latent].masked_fill(is_past[..., None], 0.0)
     return torch.einsum("bhs,bsc->bhc", weights_BHS, latent_BSC).to(q_latent_BHC.dtype)
+
+
+def check_widths(q_latent_BHC: Tensor, q_rope_BHR: Tensor, pages_PLX: Tensor) -> None:
+    """Raise ValueError when a cached token is not as wide as the two queries together."""
+    num_latent, num_shared = q_latent_BHC.shape[-1], q_rope_BHR.shape[-1]
+    if pages_PLX.shape[-1] != num_latent + num_shared:
+        raise ValueError(
+            f"mla_decode: pages hold {pages_PLX.shape[-1]} values a token, the queries need "
+            f"{num_latent} + {num_shared}"
+        )
