@@ -28,15 +28,14 @@ def choose_step_blocks(num_k: int, num_v: int) -> StepBlocks:
     return StepBlocks(values, warps_for(values * block_width(num_k), 32))
 
 
-def choose_decode_blocks(num_k: int, num_v: int, num_states: int, num_tokens: int) -> StepBlocks:
-    """Launch parameters of kda_decode; `num_states` is rows x heads, one program each.
+def choose_decode_blocks(num_k: int, num_v: int, num_states: int) -> StepBlocks:
+    """Launch parameters of kda_decode's one kernel; `num_states` is rows x heads, one program each.
 
-    One program a multiprocessor or less: few blocks, many warps. More: small blocks, so that
-    several programs share a multiprocessor and one's loads overlap another's arithmetic.
+    One program a multiprocessor or less: as much of a state as 16 warps hold. More: small blocks,
+    so that several programs share a multiprocessor and one's loads overlap another's arithmetic.
     """
-    width, whole = block_width(num_k), block_width(num_v)
-    few = whole if num_tokens == 1 else 64
-    values = min(few if num_states <= 192 else 32, whole)
+    width = block_width(num_k)
+    values = min(16384 // width if num_states <= 192 else 32, block_width(num_v))
     return StepBlocks(values, warps_for(values * width, 32))
 
 

@@ -1,8 +1,9 @@
-"""kda_decode: convolution, SiLU, kda_step and gated_rms_norm of decode rows in one launch.
+"""kda_decode: convolution, SiLU, kda_step and gated_rms_norm of decode rows.
 
-The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other, without
-rounding q, v and o to the activation dtype in between. Not an op of the registry: a layer calls
-it where it holds paged states and convolution windows (report 1.8).
+The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other. Not an op
+of the registry: a layer calls it where it holds paged states and convolution windows (report 1.8).
+One token a row is one launch, which does not round o before the norm; several tokens are three,
+since every block of a state would have to repeat the convolution of q and k for each token.
 Legend: B rows, W tokens a row, S slots, H heads, K key, V value channels, C = H (2 K + V) channels,
 R = taps - 1 rows of history.
 """
@@ -14,11 +15,13 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
+from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.op import check_bound, default_precision
 from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
 from k3_kernels.kda_step.fused import decode_kernel
-from k3_kernels.kda_step.op import check_pool, check_records
+from k3_kernels.kda_step.op import check_pool, check_records, kda_step
+from k3_kernels.kda_step.window import conv_kernel
 from k3_kernels.launch import last_contiguous
 
 
@@ -95,28 +98,48 @@ def kda_decode(
     check_inputs("kda_decode", gate_BWHK, gate_BWHK, gate_BWHK, *decay, lower_bound)
     bound = check_bound("kda_decode", lower_bound)
     default_precision("kda_decode", x_BWC.dtype)
-    pool_shape = (state_SHVK.shape[0], num_heads, num_v, num_k)
-    check_state("kda_decode", "state", state_SHVK, pool_shape, x_BWC)
+    num_slots = state_SHVK.shape[0]
+    check_state("kda_decode", "state", state_SHVK, (num_slots, num_heads, num_v, num_k), x_BWC)
     counts = ("num_commit", num_commit_B)
     check_pool("kda_decode", state_SHVK, slots_B, counts, (num_rows, num_tokens))
     num_channels = num_heads * (2 * num_k + num_v)
-    sizes = (num_channels, state_SHVK.shape[0], num_v)
+    sizes = (num_channels, num_slots, num_v)
     _check_conv(x_BWC, conv_weight_C1R, window_SCR, norm_weight_V, sizes)
     if records is not None:
         _check_keys(records[0], gate_BWHK, x_BWC)
         check_records("kda_decode", records[1], out_gate_BWHV, num_commit_B)
+    if out_gate_BWHV.numel() == 0:
+        return torch.empty_like(out_gate_BWHV)
+    x, weight = last_contiguous(x_BWC), conv_weight_C1R.contiguous()
+    if num_tokens > 1 or num_commit_B is not None or records is not None:
+        first_key = num_heads * num_k
+        keys, writes = records or (None, None)
+        qkv_BWC = _convolve(x, weight, window_SCR, slots_B, num_commit_B, keys, first_key)
+        parts = qkv_BWC.split((first_key, first_key, num_heads * num_v), dim=-1)
+        q_BWHK, k_BWHK, v_BWHV = (part.unflatten(-1, (num_heads, -1)) for part in parts)
+        o_BWHV = kda_step(
+            q_BWHK,
+            k_BWHK,
+            v_BWHV,
+            *decay,
+            state_SHVK=state_SHVK,
+            slots_B=slots_B,
+            lower_bound=lower_bound,
+            scale=scale,
+            num_commit_B=num_commit_B,
+            writes_BWHV=writes,
+            blocks=blocks,
+        )
+        rows = (o_BWHV.flatten(0, 1), norm_weight_V, out_gate_BWHV.flatten(0, 1))
+        return gated_rms_norm(*rows, eps=eps).view(o_BWHV.shape)
     y_BWHV = torch.empty_like(out_gate_BWHV, memory_format=torch.contiguous_format)
-    if y_BWHV.numel() == 0:
-        return y_BWHV
     scratch = torch.empty_like(y_BWHV, dtype=torch.float32)
-    x, gate, out_gate = map(last_contiguous, (x_BWC, gate_BWHK, out_gate_BWHV))
-    commit = slots_B if num_commit_B is None else num_commit_B
-    keys, writes = records or (y_BWHV, scratch)
-    num_taps = conv_weight_C1R.shape[2]
-    blocks = blocks or choose_decode_blocks(num_k, num_v, num_rows * num_heads, num_tokens)
+    gate, out_gate = last_contiguous(gate_BWHK), last_contiguous(out_gate_BWHV)
+    blocks = blocks or choose_decode_blocks(num_k, num_v, num_rows * num_heads)
+    num_taps = weight.shape[2]
     decode_kernel[(num_rows * num_heads,)](
         x,
-        conv_weight_C1R.contiguous(),
+        weight,
         gate,
         beta_BWH,
         A_log_H.contiguous(),
@@ -128,21 +151,16 @@ def kda_decode(
         state_SHVK,
         window_SCR,
         slots_B,
-        commit,
-        keys,
-        writes,
         num_heads,
-        state_SHVK.shape[0],
-        num_tokens,
+        num_slots,
         bound,
         num_k**-0.5 if scale is None else scale,
         eps,
-        *x.stride()[:2],
-        *(s for y in (gate, beta_BWH, out_gate, keys, writes) for s in y.stride()[:3]),
+        x.stride(0),
+        *(s for t in (gate, beta_BWH, out_gate) for s in (t.stride(0), t.stride(2))),
         *state_SHVK.stride()[:2],
         window_SCR.stride(0),
         slots_B.stride(0),
-        commit.stride(0),
         K=num_k,
         V=num_v,
         BK=block_width(num_k),
@@ -151,9 +169,49 @@ def kda_decode(
         WHOLE=block_width(num_v),
         TAPS=num_taps,
         BTAPS=triton.next_power_of_2(num_taps),
-        IS_SINGLE=num_tokens == 1,
-        HAS_COMMIT=num_commit_B is not None,
-        HAS_RECORDS=records is not None,
         num_warps=blocks.warps,
     )
     return y_BWHV
+
+
+def _convolve(
+    x_BWC: Tensor,
+    weight_C1R: Tensor,
+    window_SCR: Tensor,
+    slots_B: Tensor,
+    num_commit_B: Tensor | None,
+    keys_BWHK: Tensor | None,
+    first_key: int,
+) -> Tensor:
+    """SiLU of the convolution [B, W, C]; moves the windows, or records k where keys are given."""
+    num_rows, num_tokens, num_channels = x_BWC.shape
+    y_BWC = torch.empty_like(x_BWC, memory_format=torch.contiguous_format)
+    keys = y_BWC[..., None] if keys_BWHK is None else keys_BWHK
+    commit = slots_B if num_commit_B is None else num_commit_B
+    num_taps, block = weight_C1R.shape[2], min(256, triton.next_power_of_2(num_channels))
+    conv_kernel[(num_rows * triton.cdiv(num_channels, block),)](
+        x_BWC,
+        weight_C1R,
+        y_BWC,
+        keys,
+        window_SCR,
+        slots_B,
+        commit,
+        num_channels,
+        window_SCR.shape[0],
+        num_tokens,
+        first_key,
+        *x_BWC.stride()[:2],
+        *keys.stride()[:3],
+        window_SCR.stride(0),
+        slots_B.stride(0),
+        commit.stride(0),
+        K=keys.shape[-1],
+        TAPS=num_taps,
+        BTAPS=triton.next_power_of_2(num_taps),
+        BC=block,
+        HAS_COMMIT=num_commit_B is not None,
+        HAS_KEYS=keys_BWHK is not None,
+        num_warps=4,
+    )
+    return y_BWC

@@ -1,9 +1,9 @@
-"""The causal convolution of decode: its taps at one token, and its paged windows.
+"""The causal convolution of decode: its taps at one token, its paged windows, and its kernel.
 
 Token t - (taps - 1) + j is read from this call's inputs or, before them, from the pool's window, so
 that any number of tokens and taps works. A window is written by the program that owns its channels,
 after a barrier, since other threads still read the old one before.
-Legend: C channels of a program, R = TAPS - 1 inputs of a window, oldest first.
+Legend: B rows, W tokens a row, S slots, C channels; a window is TAPS - 1 inputs, oldest first.
 """
 
 import triton
@@ -56,7 +56,11 @@ def convolve(
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
 ):
-    """SiLU of the convolution at token w, [C] float32; `channel` counts from the pointers."""
+    """SiLU of the convolution at token w, [C] float32; `channel` counts from the pointers.
+
+    Rounded to the dtype of the inputs, as the op's result is: q, k and v are then the same however
+    many tokens a call has, and a replay from recorded k finds the same states.
+    """
     inputs = load_inputs(
         x_ptr, window_ptr, w - (TAPS - 1), channel, is_channel, stride_xw, TAPS, TAPS, BTAPS
     )
@@ -67,7 +71,7 @@ def convolve(
         other=0.0,
     )
     y = tl.sum(inputs * weight.to(tl.float32), 1)
-    return y * sigmoid(y)
+    return (y * sigmoid(y)).to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -93,3 +97,62 @@ def move_window(
         kept.to(window_ptr.dtype.element_ty),
         mask=is_channel[:, None] & (tap < TAPS - 1)[None, :],
     )
+
+
+@triton.jit
+def conv_kernel(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    keys_ptr,
+    window_ptr,
+    slot_ptr,
+    commit_ptr,
+    num_channels,
+    num_slots,
+    num_tokens,
+    first_key,
+    stride_xb,
+    stride_xw,
+    stride_kb,
+    stride_kw,
+    stride_kh,
+    stride_cs,
+    stride_slot,
+    stride_commit,
+    K: tl.constexpr,
+    TAPS: tl.constexpr,
+    BTAPS: tl.constexpr,
+    BC: tl.constexpr,
+    HAS_COMMIT: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
+):
+    """x [B, W, C], y [B, W, C] contiguous, window [S, C, TAPS - 1]. Grid: rows x channel tiles.
+
+    Windows are moved by the committed tokens. HAS_KEYS: by none, and the channels of k, H K from
+    `first_key` on, are stored once more as keys [B, W, H, K].
+    """
+    num_tiles = tl.cdiv(num_channels, BC)
+    pid = tl.program_id(0).to(tl.int64)
+    batch = pid // num_tiles
+    channel = (pid % num_tiles) * BC + tl.arange(0, BC)
+    slot = tl.load(slot_ptr + batch * stride_slot).to(tl.int64)
+    is_channel = (channel < num_channels) & (slot >= 0) & (slot < num_slots)
+    num_commit = num_tokens
+    if HAS_COMMIT:
+        num_commit = tl.load(commit_ptr + batch * stride_commit).to(tl.int32)
+    x_ptr += batch * stride_xb
+    window_ptr += slot * stride_cs
+    y_ptr += batch * num_tokens * num_channels + channel
+    key = channel - first_key
+    is_key = (key >= 0) & (key < first_key)
+    keys_ptr += batch * stride_kb + key // K * stride_kh + key % K
+    for w in range(0, num_tokens):
+        y = convolve(x_ptr, window_ptr, weight_ptr, w, channel, is_channel, stride_xw, TAPS, BTAPS)
+        y = y.to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + w * num_channels, y, mask=channel < num_channels)
+        if HAS_KEYS:
+            tl.store(keys_ptr + w * stride_kw, y, mask=is_key)
+    if not HAS_KEYS:
+        is_moved = is_channel & (num_commit > 0) & (num_commit <= num_tokens)
+        move_window(x_ptr, window_ptr, num_commit, channel, is_moved, stride_xw, TAPS, BTAPS)

@@ -8,6 +8,7 @@ from k3_core.ops.kda_step.reference import kda_step
 from k3_core.ops.short_conv.reference import short_conv
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
+from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
 from k3_kernels.kda_step.decode import kda_decode
 
 S, H, EPS = 5, 2, 1e-5
@@ -84,6 +85,23 @@ def test_against_the_three_ops(tokens, slots, commits, num_k, num_v, taps, devic
     y = kda_decode(*args, state_SHVK=state, window_SCR=window, **named)
     results = zip((y, state, window), wanted, strict=True)
     assert max(relative_error(a, b) for a, b in results) < 1e-5
+
+
+def test_one_token_in_blocks_of_values(device):
+    args, state, window = draw(3, 1, 24, 40, 4, device)
+    wanted = expected(args, state, window, [2, -1, 4], None, 24)
+    named = {"slots_B": torch.tensor([2, -1, 4], device=device), "lower_bound": -5.0, "eps": EPS}
+    pools = {"state_SHVK": state, "window_SCR": window}
+    y = kda_decode(*args, **pools, **named, blocks=StepBlocks(16, 1))
+    results = zip((y, state, window), wanted, strict=True)
+    assert max(relative_error(a, b) for a, b in results) < 1e-5
+
+
+@pytest.mark.parametrize("num_k, num_v, states", [(128, 128, 96), (256, 256, 96), (16, 1, 9999)])
+def test_blocks_fit_a_program(num_k, num_v, states):
+    blocks = choose_decode_blocks(num_k, num_v, states)
+    assert blocks.values <= max(16, num_v) and blocks.warps in (1, 2, 4, 8, 16)
+    assert blocks.values * num_k <= 32 * 32 * blocks.warps
 
 
 def test_float16(device):
