@@ -51,8 +51,8 @@ def kda_step(
     state_RHVK = state_SHVK.index_select(0, slots_R)
     outputs, writes = [], []
     with torch.autocast(q_BWHK.device.type, enabled=False):
-        by_row = args[:5] if rows_R is None else [x[rows_R] for x in args[:5]]
-        tokens = _by_token(*by_row, A_log_H, dt_bias_HK, lower_bound)
+        q, k, v, gate, beta = (x if rows_R is None else x[rows_R] for x in args[:5])
+        tokens = _by_token(q, k, v, gate, beta, A_log_H, dt_bias_HK, lower_bound=lower_bound)
         for w, (decay, kq, k_dot_q, v, beta) in enumerate(tokens, 1):
             state_RHVK.mul_(decay)
             k_reads, q_reads = torch.matmul(kq, state_RHVK.mT).unbind(-2)
@@ -81,6 +81,7 @@ def _by_token(
     beta_RWH: Tensor,
     A_log_H: Tensor,
     dt_bias_HK: Tensor,
+    *,
     lower_bound: float | None,
 ) -> Iterator[tuple[Tensor, ...]]:
     """For each token decay [R, H, 1, K], k and q [R, H, 2, K], k . q, v [R, H, V], beta."""
@@ -91,11 +92,10 @@ def _by_token(
     squares = torch.linalg.vecdot(kq_RWH2K, kq_RWH2K)
     kq_RWH2K.mul_(squares.add_(L2_EPS).rsqrt_().unsqueeze(-1))
     k_dot_q = torch.linalg.vecdot(kq_RWH2K[..., 0, :], kq_RWH2K[..., 1, :])
-    gates = (x.to(dtype) for x in (gate_RWHK, A_log_H, dt_bias_HK))
-    decay_RWHK = log_decay(*gates, lower_bound).exp_()
+    log = log_decay(gate_RWHK.to(dtype), A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound)
     beta = beta_RWH.to(dtype).sigmoid()
     columns = (
-        decay_RWHK.unsqueeze(-2),
+        log.exp_().unsqueeze(-2),
         kq_RWH2K,
         k_dot_q.unsqueeze(-1),
         v_RWHV,

@@ -11,6 +11,9 @@ from torch import Tensor
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.math import math_dtype
 
+StepArgs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, gate, beta, A_log and dt_bias of a call of kda_step."""
+
 
 def live_rows(op: str, slots_B: Tensor, num_rows: int, num_slots: int) -> list[int]:
     """Rows whose slot is not -1; one read of the slots on the host checks them all."""
@@ -66,7 +69,7 @@ def check_writes(
 
 
 def check_step(
-    args: tuple[Tensor, ...],
+    args: StepArgs,
     state_SHVK: Tensor,
     slots_B: Tensor,
     lower_bound: float | None,
@@ -75,7 +78,7 @@ def check_step(
 ) -> tuple[list[int], list[int]]:
     """Check a call of kda_step; returns its live rows and the tokens each row commits.
 
-    `args` are the positional ones, q to dt_bias. Raises as `k3_core.ops.kda_step.KdaStep` says.
+    Raises as `k3_core.ops.kda_step.KdaStep` says.
     """
     check_inputs("kda_step", *args, lower_bound)
     q_BWHK, _, v_BWHV = args[:3]
