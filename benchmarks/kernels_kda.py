@@ -17,7 +17,7 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk.config import PRECISIONS, Blocks, choose_blocks
 from k3_kernels.kda_chunk.cpu import kda_chunk as oracle
-from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
+from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_prep, run_scan
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan
 from k3_kernels.kda_step.config import StepBlocks
@@ -130,25 +130,23 @@ def stages(
     precision = PRECISIONS[q.dtype]
     dim = q.shape[-1]
     blocks = blocks or choose_blocks(dim, dim, precision)
-    plan = make_plan(row.lengths, blocks.chunk, segment_chunks, q.device)
+    (slab,) = make_plan(row.lengths, blocks.chunk, segment_chunks, q.device).slabs
     gates = Gates(gate, beta, A_log, dt_bias, LOWER_BOUND)
-    prep = partial(run_prep, q, k, gates, dim**-0.5, plan, blocks, precision)
-    tiles = prep()
+    tiles = make_tiles(q.device, row.num_heads, dim, slab.num_chunks, True, blocks, precision)
+    prep = partial(run_prep, q, k, gates, dim**-0.5, slab, tiles, blocks, precision)
+    prep()
     initial = inputs.named["initial_state_NHVK"]
-    final = torch.empty_like(initial)
-    scan = partial(run_scan, v, tiles, plan, initial, final, dim, blocks, precision)
+    final, o = torch.empty_like(initial), torch.empty_like(v)
+    scan = partial(run_scan, v, o, tiles, slab, initial, final, None, dim, blocks, precision)
     return {"prep": prep, "scan": scan}
 
 
 def sweep() -> Iterator[Blocks]:
     """Block sizes worth trying at D = 128 in bfloat16; prep and scan are timed apart."""
-    for chunk, channels, cap in product((64, 32), (32, 64, 128), (None, 168)):
-        yield Blocks(chunk, 128, scan_warps=8, channels=channels, prep_registers=cap)
-        if cap is None:
-            yield Blocks(chunk, 128, scan_warps=8, channels=channels, prep_warps=8)
-    for chunk, values, warps, depth in product((64, 32), (32, 64, 128), (4, 8), (2, 3)):
-        if warps == 4 or values == 128:
-            yield Blocks(chunk, values, scan_warps=warps, scan_stages=depth)
+    for channels, warps, cap in product((16, 32, 64, 128), (1, 2, 4), (None, 168, 128)):
+        yield Blocks(32, 128, scan_warps=8, channels=channels, prep_warps=warps, prep_registers=cap)
+    for values, warps, depth in product((32, 64, 128), (4, 8), (2, 3, 4)):
+        yield Blocks(32, values, scan_warps=warps, scan_stages=depth)
 
 
 def decode_sets(row: Decode, is_rotating: bool, dim: int) -> int:

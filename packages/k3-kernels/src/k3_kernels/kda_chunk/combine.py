@@ -1,9 +1,9 @@
 """Start states of the segments of a sequence from their affine maps (report 1.6, 1.7).
 
-S_{j+1} = S_j M_j + S~_j, one program a sequence, head and BV state rows, serial over segments. The
+S_{j+1} = S_j M_j + S~_j, one program a part of a sequence, head and BV state rows, serial over segments. The
 maps are long products and stay float32; the product runs in tf32x3 on the GPU (half a percent of
 the work of the scan), so that a sequence cut in pieces agrees with the uncut one.
-Legend: K, V channels; J segments in all, numbered sequence after sequence.
+Legend: K, V channels; P parts of sequences; J segments in all, numbered part after part.
 """
 
 import triton
@@ -16,7 +16,8 @@ def combine_kernel(
     map_ptr,
     shift_ptr,
     start_ptr,
-    segment_ptr,
+    carry_ptr,
+    part_ptr,
     num_heads,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -24,16 +25,19 @@ def combine_kernel(
     BV: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
+    HAS_CARRY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """initial [N, H, V, K], map [J, H, K, K], shift [J, H, V, K] -> start [J, H, V, K];
-    segment_ptr: int64 [N + 1], first segment of each sequence. Grid: N x H x blocks."""
+    """initial [N, H, V, K], map [J, H, K, K], shift [J, H, V, K] -> start [J, H, V, K]; part_ptr:
+    int64 [P + 1, 2], first segment of each part of a sequence, and its initial state (-1 - n: what
+    carry_ptr [N, H, V, K] has for n). Grid: P x H x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads
-    sequence = pid // NUM_BLOCKS // num_heads
-    segment = tl.load(segment_ptr + sequence)
-    end = tl.load(segment_ptr + sequence + 1)
+    part_ptr += 2 * (pid // NUM_BLOCKS // num_heads)
+    segment = tl.load(part_ptr)
+    initial_index = tl.load(part_ptr + 1)
+    end = tl.load(part_ptr + 2)
 
     channel = tl.arange(0, BK)
     value = block * BV + tl.arange(0, BV)
@@ -43,8 +47,13 @@ def combine_kernel(
     map_offset = channel[:, None] * K + channel[None, :]
     state = tl.zeros((BV, BK), dtype=tl.float32)
     if HAS_INITIAL:
-        offset = (sequence * num_heads + head) * (V * K)
-        state = tl.load(initial_ptr + offset + state_offset, mask=is_state, other=0.0)
+        offset = (initial_index * num_heads + head) * (V * K)
+        is_given = is_state & (initial_index >= 0)
+        state = tl.load(initial_ptr + offset + state_offset, mask=is_given, other=0.0)
+    if HAS_CARRY:
+        offset = ((-1 - initial_index) * num_heads + head) * (V * K)
+        is_carried = is_state & (initial_index < 0)
+        state += tl.load(carry_ptr + offset + state_offset, mask=is_carried, other=0.0)
     for j in range(segment, end):
         index = j * num_heads + head
         tl.store(start_ptr + index * (V * K) + state_offset, state, mask=is_state)

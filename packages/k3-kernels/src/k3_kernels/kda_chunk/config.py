@@ -1,8 +1,7 @@
 """Block sizes and precisions of the KDA kernels: tables in Python, nothing tuned at import.
 
-Every figure for the H200 is a prediction until a run replaces it. The reasons:
-* chunk 64: the scan has the fewest serial steps, and 64 rows fill a warpgroup product. Longer
-  chunks square the work of the inverse; 32 saves 8% of the bytes but doubles the steps.
+* chunk 32: half the log decays of a chunk stay inside the range of bfloat16 and float32, so one
+  anchor serves all its products. A chunk of 64 needs two, and costs a warpgroup's registers.
 * bfloat16 operands everywhere but in the inverse (float16, entries at most 1) keep the error below
   5e-3; the state, all sums and the gate are float32.
 * float16 inputs run on tf32 operands: bfloat16 would lose 3 of their bits, and a float16 state
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 LOWEST_BOUND = -5.0
-"""Half of a 32-token tile at this bound is 2^115, inside float32 and bfloat16 (16 tokens: 2^58)."""
+"""Half of a 32-token chunk at this bound is 2^115, inside float32 and bfloat16."""
 MAX_CHANNELS = 256
 MIN_BLOCK = 16
 
@@ -26,13 +25,13 @@ MIN_BLOCK = 16
 class Precision:
     """Dtypes of the operands of products; sums are always float32.
 
-    operand: of the state, the workspace and all products with them; gram: of the scaled keys and
-    queries, whose exponents need float32's range; solve: inside the inverse. dot is Triton's
-    `input_precision` of float32 operands, map_dot that of the composition of segments.
+    operand: of the state, the workspace and all products with them, whose exponents need float32's
+    range; sums: of the log decays; solve: inside the inverse. dot is Triton's `input_precision` of
+    float32 operands, map_dot that of the sums and of the composition of segments.
     """
 
     operand: torch.dtype
-    gram: torch.dtype
+    sums: torch.dtype
     solve: torch.dtype
     dot: str
     map_dot: str
@@ -40,9 +39,7 @@ class Precision:
 
 IEEE = Precision(torch.float32, torch.float32, torch.float32, "ieee", "ieee")
 TF32 = Precision(torch.float32, torch.float32, torch.float32, "tf32", "tf32x3")
-BF16 = Precision(torch.bfloat16, torch.bfloat16, torch.float16, "tf32", "tf32x3")
-FP16 = Precision(torch.float16, torch.float32, torch.float16, "tf32", "tf32x3")
-"""For values known to be small: a state above 65504 overflows."""
+BF16 = Precision(torch.bfloat16, torch.float16, torch.float16, "tf32", "tf32x3")
 
 PRECISIONS = {torch.float32: IEEE, torch.float16: TF32, torch.bfloat16: BF16}
 """The default of each input dtype."""
@@ -52,36 +49,35 @@ PRECISIONS = {torch.float32: IEEE, torch.float16: TF32, torch.bfloat16: BF16}
 class Blocks:
     """Launch parameters of one call.
 
-    chunk: tokens of a chunk, once or twice `tile`; tile: tokens that share an anchor (16 or 32);
-    channels: block of K in prep; values: block of V in the scan. prep_registers caps the registers
-    of a thread, so that a third program of 4 warps fits a multiprocessor (168); None: no cap.
+    chunk: tokens of a chunk, 16 or 32; channels: block of K in prep; values: block of V in the
+    scan. prep_registers caps the registers of a thread; None: no cap.
     """
 
     chunk: int
     values: int
     scan_warps: int = 4
-    scan_stages: int = 2
-    prep_warps: int = 4
-    tile: int = 32
-    channels: int = 64
+    scan_stages: int = 3
+    prep_warps: int = 2
+    channels: int = 32
+    prep_stages: int = 2
     prep_registers: int | None = None
     combine_values: int = 16
 
 
 _HALF = {
     # widest of K and V, rounded up: Blocks for two-byte operands
-    16: Blocks(64, 16),
-    32: Blocks(64, 32),
-    64: Blocks(64, 64),
-    128: Blocks(64, 128, scan_warps=8),
-    256: Blocks(32, 64, scan_warps=8),
+    16: Blocks(32, 16),
+    32: Blocks(32, 32),
+    64: Blocks(32, 64),
+    128: Blocks(32, 128, scan_warps=8),
+    256: Blocks(32, 64, scan_warps=8, scan_stages=2),
 }
 _FLOAT = {
-    16: Blocks(32, 16, scan_stages=1, tile=16),
-    32: Blocks(32, 32, scan_stages=1, tile=16),
-    64: Blocks(32, 32, scan_stages=1, tile=16),
-    128: Blocks(32, 32, scan_stages=1, tile=16, channels=32),
-    256: Blocks(16, 16, scan_stages=1, tile=16, channels=32),
+    16: Blocks(32, 16, scan_stages=1, channels=16),
+    32: Blocks(32, 32, scan_stages=1),
+    64: Blocks(32, 32, scan_stages=1),
+    128: Blocks(32, 32, scan_stages=1),
+    256: Blocks(16, 16, scan_stages=1),
 }
 
 

@@ -1,11 +1,14 @@
 """Launches of the KDA kernels: workspace, grids, and the order of prep, maps, composition, run.
 
-Legend: T packed tokens, N sequences, H heads, K key, V value channels, C chunks, B chunk tokens,
-J segments, X = K rounded up to a power of two.
+A plan of several slabs runs as a pipeline: prep fills one of two workspaces while the scan, which
+waits for its own chain and leaves multiprocessors idle, reads the other, on a second stream.
+Legend: T packed tokens, N sequences, H value heads, K key, V value channels, C chunks of a slab,
+B chunk tokens, J segments, X = K rounded up to a power of two.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk.combine import combine_kernel
 from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
-from k3_kernels.kda_chunk.plan import Pieces, Plan, Segments, decay_sums
+from k3_kernels.kda_chunk.plan import Pieces, Plan, Slab
 from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
 from k3_kernels.launch import last_contiguous
@@ -37,14 +40,36 @@ class Gates(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The workspace; see prep.py."""
+    """The workspace; see prep.py. G: the two rows of norms."""
 
     erase_CHBX: Tensor
-    reads_CHBX: Tensor
     writes_CHBX: Tensor
+    reads_CHBX: Tensor
     solve_CHBB: Tensor
     mix_CHBB: Tensor
-    decay_CHX: Tensor
+    half_CHX: Tensor
+    norm_CHGB: Tensor
+
+
+def make_tiles(
+    device: torch.device,
+    num_heads: int,
+    num_k: int,
+    num_chunks: int,
+    has_reads: bool,
+    blocks: Blocks,
+    precision: Precision,
+) -> Tiles:
+    """A workspace; without reads those two tiles stand for others and are not used."""
+    chunk, width = blocks.chunk, block_width(num_k)
+
+    def tile(*shape: int, dtype: torch.dtype = precision.operand) -> Tensor:
+        return torch.empty(num_chunks, num_heads, *shape, dtype=dtype, device=device)
+
+    erase, writes, solve = tile(chunk, width), tile(chunk, width), tile(chunk, chunk)
+    reads, mix = (tile(chunk, width), tile(chunk, chunk)) if has_reads else (erase, solve)
+    half, norm = tile(width, dtype=torch.float32), tile(2, chunk, dtype=torch.float32)
+    return Tiles(erase, writes, reads, solve, mix, half, norm)
 
 
 def run_prep(
@@ -52,68 +77,59 @@ def run_prep(
     k_THK: Tensor,
     gates: Gates,
     scale: float,
-    plan: Plan,
+    slab: Slab,
+    tiles: Tiles,
     blocks: Blocks,
     precision: Precision,
-) -> Tiles:
-    """Tiles of every chunk and head; without q, only what the state needs."""
-    (_, num_heads, num_k), chunk = k_THK.shape, blocks.chunk
-    width = block_width(num_k)
-    lead = (plan.num_chunks, num_heads)
-
-    def tile(*shape: int) -> Tensor:
-        return k_THK.new_empty(*lead, *shape, dtype=precision.operand)
-
-    has_reads = q_THK is not None
-    erase, writes, solve = tile(chunk, width), tile(chunk, width), tile(chunk, chunk)
-    reads, mix = (tile(chunk, width), tile(chunk, chunk)) if has_reads else (erase, solve)
-    decay = k_THK.new_empty(*lead, width, dtype=torch.float32)
-    tiles = Tiles(erase, reads, writes, solve, mix, decay)
-    if plan.num_chunks == 0 or num_heads == 0:
-        return tiles
+) -> None:
+    """Fill the tiles of every chunk and value head; without q, only what the state needs."""
+    num_k, num_heads = k_THK.shape[2], gates.gate_THK.shape[1]
+    if slab.num_chunks == 0 or num_heads == 0:
+        return
     q, k = last_contiguous(k_THK if q_THK is None else q_THK), last_contiguous(k_THK)
     gate = last_contiguous(gates.gate_THK)
-    prep_kernel[(plan.num_chunks * num_heads,)](
+    width = block_width(num_k)
+    prep_kernel[(slab.num_chunks * num_heads,)](
         q,
         k,
         gate,
         gates.beta_TH,
         gates.A_log_H.contiguous(),
         gates.dt_bias_HK.contiguous(),
-        plan.chunks,
-        decay_sums(chunk, min(chunk, blocks.tile), precision.gram, k.device),
+        slab.chunks,
         *tiles,
         num_heads,
         gates.lower_bound,
         scale,
         *(s for x in (q, k, gate, gates.beta_TH) for s in x.stride()[:2]),
+        GROUP=num_heads // k.shape[1],
         K=num_k,
         BK=width,
         BC=min(width, blocks.channels),
-        BT=chunk,
-        TILE=min(chunk, blocks.tile),
-        HAS_READS=has_reads,
+        BT=blocks.chunk,
+        STAGES=blocks.prep_stages,
+        HAS_READS=q_THK is not None,
         OPERAND=_TRITON[precision.operand],
-        GRAM=_TRITON[precision.gram],
+        SUMS=_TRITON[precision.sums],
         SOLVE=_TRITON[precision.solve],
-        IS_SPLIT=precision.gram != torch.float32,
         PRECISION=precision.dot,
-        SUM_PRECISION=precision.map_dot if precision.gram == torch.float32 else precision.dot,
+        SUM_PRECISION=precision.map_dot if precision.sums == torch.float32 else precision.dot,
         num_warps=blocks.prep_warps,
-        num_stages=1,
         maxnreg=blocks.prep_registers,
     )
-    return tiles
 
 
-def _run_scan(
+def _run_pieces(
     v_THV: Tensor,
     o_THV: Tensor | None,
     tiles: Tiles,
+    slab: Slab,
     pieces: Pieces,
     initial: Tensor | None,
     final: Tensor | None,
     maps: Tensor | None,
+    exports: Tensor | None,
+    has_carry: bool,
     num_k: int,
     blocks: Blocks,
     precision: Precision,
@@ -131,9 +147,8 @@ def _run_scan(
         output,
         *tiles,
         pieces.table,
-        tiles.decay_CHX if initial is None else initial,
-        tiles.decay_CHX if final is None else final,
-        tiles.decay_CHX if maps is None else maps,
+        slab.chunks,
+        *(tiles.half_CHX if x is None else x for x in (initial, final, maps, exports)),
         num_heads,
         *v_THV.stride()[:2],
         *output.stride()[:2],
@@ -145,7 +160,9 @@ def _run_scan(
         NUM_BLOCKS=num_blocks,
         NUM_VALUE_BLOCKS=num_value_blocks,
         HAS_INITIAL=initial is not None,
+        HAS_CARRY=has_carry,
         HAS_FINAL=final is not None,
+        HAS_EXPORTS=exports is not None,
         IS_SUMMARY=maps is not None,
         OPERAND=_TRITON[precision.operand],
         PRECISION=precision.dot,
@@ -157,6 +174,7 @@ def _run_scan(
 def run_maps(
     v_THV: Tensor,
     tiles: Tiles,
+    slab: Slab,
     pieces: Pieces,
     num_maps: int,
     num_k: int,
@@ -164,11 +182,11 @@ def run_maps(
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
     """The affine maps (M [J, H, K, K], S [J, H, V, K]) of the pieces, by their final index."""
-    num_heads, num_v = v_THV.shape[1:]
-    maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
-    shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
-    _run_scan(
-        last_contiguous(v_THV), None, tiles, pieces, None, shifts, maps, num_k, blocks, precision
+    v, (num_heads, num_v) = last_contiguous(v_THV), v_THV.shape[1:]
+    maps = v.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
+    shifts = v.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
+    _run_pieces(
+        v, None, tiles, slab, pieces, None, shifts, maps, None, False, num_k, blocks, precision
     )
     return maps, shifts
 
@@ -176,23 +194,29 @@ def run_maps(
 def _start_states(
     v_THV: Tensor,
     tiles: Tiles,
-    segments: Segments,
+    slab: Slab,
     initial: Tensor | None,
+    final: Tensor | None,
     num_k: int,
     blocks: Blocks,
     precision: Precision,
 ) -> Tensor:
+    """The states [J, H, V, K] that the segments of a slab start from."""
+    segments = slab.segments
+    assert segments is not None
     num_heads, num_v = v_THV.shape[1:]
-    maps, shifts = run_maps(v_THV, tiles, segments.maps, segments.count, num_k, blocks, precision)
+    maps, shifts = run_maps(
+        v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision
+    )
     starts = torch.empty_like(shifts)
     num_blocks = -(-num_v // blocks.combine_values)
-    num_sequences = segments.first.shape[0] - 1
-    combine_kernel[(num_sequences * num_heads * num_blocks,)](
+    combine_kernel[((segments.parts.shape[0] - 1) * num_heads * num_blocks,)](
         starts if initial is None else initial,
         maps,
         shifts,
         starts,
-        segments.first,
+        starts if final is None else final,
+        segments.parts,
         num_heads,
         K=num_k,
         V=num_v,
@@ -200,6 +224,7 @@ def _start_states(
         BV=blocks.combine_values,
         NUM_BLOCKS=num_blocks,
         HAS_INITIAL=initial is not None,
+        HAS_CARRY=slab.has_carry,
         PRECISION=precision.map_dot,
         num_warps=8,
         num_stages=1,
@@ -209,20 +234,81 @@ def _start_states(
 
 def run_scan(
     v_THV: Tensor,
+    o_THV: Tensor,
     tiles: Tiles,
-    plan: Plan,
+    slab: Slab,
     initial: Tensor | None,
     final: Tensor | None,
+    exports: Tensor | None,
     num_k: int,
     blocks: Blocks,
     precision: Precision,
+) -> None:
+    """The tokens of a slab of o [T, H, V]; `final` [N, H, V, K] and `exports` [E, H, V, K] receive
+    states when given. A slab that goes on with a sequence takes its state from `final`."""
+    pieces, has_carry = slab.pieces, slab.has_carry
+    if slab.segments is not None:
+        initial = _start_states(v_THV, tiles, slab, initial, final, num_k, blocks, precision)
+        pieces, has_carry = slab.segments.runs, False
+    _run_pieces(
+        v_THV,
+        o_THV,
+        tiles,
+        slab,
+        pieces,
+        initial,
+        final,
+        None,
+        exports,
+        has_carry,
+        num_k,
+        blocks,
+        precision,
+    )
+
+
+@lru_cache(maxsize=16)
+def _scan_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of scans; of high priority, since they are few programs that wait most."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def run_plan(
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THV: Tensor,
+    gates: Gates,
+    scale: float,
+    plan: Plan,
+    initial: Tensor | None,
+    final: Tensor | None,
+    exports: Tensor | None,
+    blocks: Blocks,
+    precision: Precision,
 ) -> Tensor:
-    """o [T, H, V]; `final` [N, H, V, K], when given, receives the final states."""
-    v_THV = last_contiguous(v_THV)
+    """o [T, H, V] of all slabs; states as in run_scan."""
+    num_k, num_heads, v_THV = q_THK.shape[2], v_THV.shape[1], last_contiguous(v_THV)
     o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    pieces = plan.sequences
-    if plan.segments is not None:
-        pieces = plan.segments.runs
-        initial = _start_states(v_THV, tiles, plan.segments, initial, num_k, blocks, precision)
-    _run_scan(v_THV, o_THV, tiles, pieces, initial, final, None, num_k, blocks, precision)
+    most = max((slab.num_chunks for slab in plan.slabs), default=0)
+    workspaces = [
+        make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
+        for _ in plan.slabs[:2]
+    ]
+    is_pipeline = v_THV.device.type == "cuda" and len(plan.slabs) > 1
+    own = torch.cuda.current_stream(v_THV.device) if is_pipeline else None
+    other = _scan_stream(v_THV.device) if is_pipeline else None
+    free: list[torch.cuda.Event] = []
+    for n, slab in enumerate(plan.slabs):
+        tiles = workspaces[n % 2]
+        if own is not None and n >= 2:
+            own.wait_event(free[n - 2])
+        run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision)
+        if own is not None and other is not None:
+            other.wait_event(own.record_event())
+        with torch.cuda.stream(other):
+            run_scan(v_THV, o_THV, tiles, slab, initial, final, exports, num_k, blocks, precision)
+        if other is not None:
+            free.append(other.record_event())
+    if own is not None and free:
+        own.wait_event(free[-1])
     return o_THV

@@ -21,8 +21,8 @@ from k3_kernels.kda_chunk.config import (
     block_width,
     choose_blocks,
 )
-from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
-from k3_kernels.kda_chunk.plan import choose_segments, make_plan
+from k3_kernels.kda_chunk.launch import Gates, run_plan
+from k3_kernels.kda_chunk.plan import choose_segments, choose_slabs, make_plan
 from k3_kernels.launch import needs_grad
 
 
@@ -76,11 +76,12 @@ def kda_chunk(
     precision: Precision | None = None,
     blocks: Blocks | None = None,
     segment_chunks: int | None = None,
+    num_slabs: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """KDA over packed sequences; arguments and results as `k3_core.ops.kda_chunk.KdaChunk`.
 
-    `precision`, `blocks` and `segment_chunks` (most chunks of a segment, 0 = never cut) replace
-    what the tables and the planner would choose.
+    `precision`, `blocks`, `segment_chunks` (most chunks of a segment, 0 = never cut) and
+    `num_slabs` (of the pipeline of prep and scan) replace what the tables and the planner choose.
     """
     args = (q_THK, k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
     if needs_grad(*args, initial_state_NHVK):
@@ -104,16 +105,28 @@ def kda_chunk(
         initial_state_NHVK = initial_state_NHVK.contiguous()
 
     blocks = blocks or choose_blocks(num_k, num_v, precision)
+    device = q_THK.device
+    num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
     if segment_chunks is None:
-        num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
-        sms = num_multiprocessors(q_THK.device)
+        sms = num_multiprocessors(device)
         segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, sms)
-    plan = make_plan(lengths, blocks.chunk, segment_chunks, q_THK.device)
-    gates = Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound)
-    scale = num_k**-0.5 if scale is None else scale
-    tiles = run_prep(q_THK, k_THK, gates, scale, plan, blocks, precision)
+    if num_slabs is None:
+        num_slabs = choose_slabs(lengths, blocks.chunk, num_heads, num_multiprocessors(device))
+    plan = make_plan(lengths, blocks.chunk, segment_chunks, device, (), num_slabs)
     final = None
-    if output_final_state:
-        final = q_THK.new_empty(shape, dtype=torch.float32)
-    o_THV = run_scan(v_THV, tiles, plan, initial_state_NHVK, final, num_k, blocks, precision)
-    return o_THV, final
+    if output_final_state or len(plan.slabs) > 1:
+        final = torch.empty(shape, dtype=torch.float32, device=device)
+    o_THV = run_plan(
+        q_THK,
+        k_THK,
+        v_THV,
+        Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound),
+        num_k**-0.5 if scale is None else scale,
+        plan,
+        initial_state_NHVK,
+        final,
+        None,
+        blocks,
+        precision,
+    )
+    return o_THV, final if output_final_state else None

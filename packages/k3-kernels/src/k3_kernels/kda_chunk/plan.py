@@ -1,14 +1,17 @@
-"""How packed sequences are cut: index tables of chunks, pieces and segments (report 1.6).
+"""How packed sequences are cut: index tables of slabs, chunks, pieces and segments (report 1.6).
 
 Tables are built on the host from the lengths, sent once without waiting for the device, and kept:
 the layers of a model, and the replays of a CUDA graph, ask for the same ones again.
-Legend: N sequences, C chunks of all sequences, J segments of all sequences.
+Legend: N sequences, C chunks, J segments, P parts of sequences, of one slab.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +23,18 @@ COMBINE_US = 4.0
 SATURATION = 0.3
 """Programs a multiprocessor at which the scan's tiles (96 KiB a step) fill the memory's rate."""
 MAX_SEGMENTS = 16
+SLAB_PROGRAMS = 46
+"""Programs of prep a multiprocessor in a slab, at least."""
+MAX_SLABS = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What the scan runs over; int64 rows (first token, tokens, first chunk, initial, final)."""
+    """What the scan runs over, longest first, so that no long piece starts when the others are
+    done; int64 rows (first token, tokens, first chunk, chunks, initial state, final state).
+
+    An initial state of -1 - n is the final state of sequence n, which an earlier slab wrote.
+    """
 
     table: Tensor
     count: int
@@ -32,27 +42,49 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """A cut of the sequences into segments.
+    """A cut of the parts of sequences into segments.
 
-    maps: the pieces whose affine map is needed (all but the last of each sequence), their results
+    maps: the pieces whose affine map is needed (all but the last of each part), their results
     numbered by segment; runs: all segments, from the start state of their number, the last of a
-    sequence ending in the sequence's final state; first: int64 [N + 1], first segment of each.
+    part ending in its sequence's final state; parts: int64 [P + 1, 2], first segment and initial
+    state of each part.
     """
 
     maps: Pieces
     runs: Pieces
-    first: Tensor
+    parts: Tensor
     count: int
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """chunks: int64 [C, 2], first token and number of tokens; sequences: longest first."""
+class Slab:
+    """Chunks whose workspace is alive together; all numbers but tokens and states are its own.
+
+    chunks: int64 [C, 3], first token, number of tokens, number of the exported state or -1.
+    """
 
     chunks: Tensor
     num_chunks: int
-    sequences: Pieces
+    pieces: Pieces
     segments: Segments | None
+    has_carry: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Slabs in order: a sequence may go on in the next one, from the state that it left."""
+
+    slabs: tuple[Slab, ...]
+    num_exports: int
+
+
+class _Chunk(NamedTuple):
+    sequence: int
+    first: int
+    count: int
+    export: int
+    is_first: bool
+    is_last: bool
 
 
 def choose_segments(
@@ -81,70 +113,106 @@ def choose_segments(
     return best
 
 
-def _send(table: Tensor, device: torch.device) -> Tensor:
-    """`table` on `device`; from pinned memory, so that the host does not wait."""
-    if device.type == "cuda":
-        return table.pin_memory().to(device, non_blocking=True)
-    return table.to(device)
+def choose_slabs(lengths: tuple[int, ...], chunk: int, num_heads: int, num_sms: int) -> int:
+    """Slabs of the pipeline: as many as leave prep enough programs to fill the card."""
+    programs = sum(-(-length // chunk) for length in lengths) * num_heads
+    return max(1, min(MAX_SLABS, programs // (SLAB_PROGRAMS * num_sms)))
 
 
 def _table(rows: list, width: int, device: torch.device) -> Tensor:
-    """int64 [rows, width]."""
+    """int64 [rows, width]; from pinned memory, so that the host does not wait."""
     with torch.inference_mode(False):
-        return _send(torch.tensor(rows, dtype=torch.int64).view(-1, width), device)
+        table = torch.tensor(rows, dtype=torch.int64).view(-1, width)
+        if device.type == "cuda":
+            return table.pin_memory().to(device, non_blocking=True)
+        return table.to(device)
 
 
-@lru_cache(maxsize=16)
-def decay_sums(chunk: int, tile: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[4, chunk, chunk]: sums over tokens that, times log decays, give the exponents of prep.
+def _pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
+    return Pieces(_table(sorted(rows, key=lambda row: -row[3]), 6, device), len(rows))
 
-    From the middle of a token's own tile (half of what is behind less half of what is ahead), from
-    the chunk's start, to the chunk's end, and to or from the edge between two tiles.
-    """
-    with torch.inference_mode(False):
-        i, j = torch.arange(chunk)[:, None], torch.arange(chunk)
-        is_past, is_same = j <= i, i // tile == j // tile
-        middle = torch.where(is_past, 0.5, -0.5) * is_same
-        edge = is_same & (is_past == (i >= tile))
-        table = torch.stack([middle, is_past.double(), (~is_past).double(), edge.double()])
-        return _send(table.to(dtype), device)
+
+def _cut(
+    lengths: tuple[int, ...], chunk: int, exports: tuple[tuple[int, ...], ...]
+) -> Iterable[_Chunk]:
+    """The chunks of all sequences; one ends where a state is exported. An empty sequence has one
+    empty chunk, so that its state passes through."""
+    start = number = 0
+    for n, (length, offsets) in enumerate(zip_longest(lengths, exports, fillvalue=())):
+        token = 0
+        for end in sorted({*offsets, length}):
+            for first in range(token, end, chunk) if end else (0,):
+                last = min(first + chunk, end)
+                is_export = last in offsets
+                yield _Chunk(
+                    n,
+                    start + first,
+                    last - first,
+                    number if is_export else -1,
+                    first == 0,
+                    last == length,
+                )
+                number += is_export
+            token = end
+        start += length
+
+
+def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) -> Slab:
+    """Tables of one slab."""
+    filled = [c for c in chunks if c.count]
+    pieces: list[tuple[int, ...]] = []
+    maps: list[tuple[int, ...]] = []
+    runs: list[tuple[int, ...]] = []
+    parts: list[tuple[int, int]] = []
+    first_chunk = 0
+    for n, group in groupby(chunks, key=lambda c: c.sequence):
+        part = list(group)
+        initial = n if part[0].is_first else -1 - n
+        own = [c for c in part if c.count]
+        size = segment_chunks or max(len(own), 1)
+        parts.append((len(runs), initial))
+        for at in range(0, max(len(own), 1), size):
+            cut, j = own[at : at + size], len(runs)
+            first, tokens = part[0].first if not cut else cut[0].first, sum(c.count for c in cut)
+            piece = (first, tokens, first_chunk + at, len(cut))
+            is_last = at + size >= len(own)
+            runs.append((*piece, j, n if is_last else -1))
+            if not is_last:
+                maps.append((*piece, j, j))
+        pieces.append((part[0].first, sum(c.count for c in own), first_chunk, len(own), initial, n))
+        first_chunk += len(own)
+    segments = None
+    if maps:
+        parts.append((len(runs), 0))
+        segments = Segments(
+            _pieces(maps, device), _pieces(runs, device), _table(parts, 2, device), len(runs)
+        )
+    return Slab(
+        _table([(c.first, c.count, c.export) for c in filled], 3, device),
+        len(filled),
+        _pieces(pieces, device),
+        segments,
+        bool(chunks) and not chunks[0].is_first,
+    )
 
 
 @lru_cache(maxsize=64)
 def make_plan(
-    lengths: tuple[int, ...], chunk: int, segment_chunks: int, device: torch.device
+    lengths: tuple[int, ...],
+    chunk: int,
+    segment_chunks: int,
+    device: torch.device,
+    exports: tuple[tuple[int, ...], ...] = (),
+    num_slabs: int = 1,
 ) -> Plan:
-    """The tables of one packing; `segment_chunks` is the most chunks of a segment, 0 = uncut."""
-    chunks: list[tuple[int, ...]] = []
-    sequences: list[tuple[int, ...]] = []
-    maps: list[tuple[int, ...]] = []
-    runs: list[tuple[int, ...]] = []
-    first_segment, start = [0], 0
-    for n, length in enumerate(lengths):
-        end, first_chunk = start + length, len(chunks)
-        chunks += [(t, min(chunk, end - t)) for t in range(start, end, chunk)]
-        sequences.append((start, length, first_chunk, n, n))
-        size = segment_chunks * chunk or max(length, 1)
-        cuts = list(range(start, end, size)) or [start]
-        for cut in cuts:
-            j, tokens, is_last = len(runs), min(size, end - cut), cut == cuts[-1]
-            piece = (cut, tokens, first_chunk + (cut - start) // chunk, j)
-            runs.append((*piece, n if is_last else -1))
-            if not is_last:
-                maps.append((*piece, j))
-        first_segment.append(len(runs))
-        start = end
-    segments = None
-    if maps:
-        segments = Segments(
-            _pieces(maps, device),
-            _pieces(runs, device),
-            _table(first_segment, 1, device),
-            len(runs),
-        )
-    return Plan(_table(chunks, 2, device), len(chunks), _pieces(sequences, device), segments)
+    """The tables of one packing.
 
-
-def _pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
-    """Longest first, so that no long piece starts when the others are done."""
-    return Pieces(_table(sorted(rows, key=lambda row: -row[1]), 5, device), len(rows))
+    segment_chunks: the most chunks of a segment, 0 = uncut; exports: for each sequence the
+    increasing numbers of tokens, from 1 to its length, after which its state is exported (the
+    states are numbered in this order); num_slabs: of about equal numbers of chunks, at most.
+    """
+    chunks = list(_cut(lengths, chunk, exports))
+    size = max(-(-len(chunks) // num_slabs), 1)
+    slabs = [chunks[at : at + size] for at in range(0, max(len(chunks), 1), size)]
+    num_exports = sum(map(len, exports))
+    return Plan(tuple(_make_slab(s, segment_chunks, device) for s in slabs), num_exports)

@@ -4,19 +4,20 @@ One program owns BV rows of the [V, K] state of one piece (a sequence, or a segm
 head: rows evolve independently, so V is split freely. The slab is the float32 accumulator of the
 tensor cores and never leaves registers: the state and the writes D are left operands (from
 registers on Hopper), all tiles that prep stored are right operands (from shared memory, filled
-ahead by the pipeliner). No accumulator is transposed for a product. Per chunk only two products
-depend on each other: state -> D -> state; the output hangs off the chain.
+ahead by the pipeliner). No accumulator is transposed for a product. With the tiles of prep.py, all
+of whose exponents count from the middle of the chunk, and M the state at the middle:
+
+    D = V^T solve^T + (M erase^T) diag(-1 / |k|) solve^T
+    o^T = (M reads^T + D mix^T) diag(scale / |q|)
+    M <- (M + D writes) diag(half of this chunk) diag(half of the next)
+
+Three products depend on each other in a chunk; the output hangs off the chain. Prep could fold
+`solve` into `erase` and save the second, for a second pass over both of its tiles (0.18 of its
+0.6 ms at T = 8192, H = 96 on an H200, against less than 0.1 ms here).
 
 As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks and with the
 identity and no values for the others, ends in the affine map (S, M) of the piece.
-
-On paper, H200, T = 8192, H = 96, chunk 64, V block 128, 8 warps: 96 programs of one per
-multiprocessor (164 KiB of shared memory, two stages), 96 KiB a step and program. Memory at
-4.26 TB/s allows 2.2 us a step, 0.29 ms in all; the tensor cores need 1024 cycles (0.6 us), the
-shared-memory fill 1500 (0.86 us at 64 B a cycle from the L2), the chain about 0.9 us. With 24 heads
-the fill is the limit: 0.11 ms for 128 steps, and a narrower V block loads the same tiles, so that
-it cannot help. Legend: K, V channels, BT chunk, BK, BV blocks; workspace tiles are
-[chunks, heads, ...] as prep wrote them.
+Legend: K, V channels, BT chunk, BK, BV blocks; workspace tiles are [chunks, heads, ...].
 """
 
 import triton
@@ -28,15 +29,18 @@ def scan_kernel(
     v_ptr,
     o_ptr,
     erase_ptr,
-    reads_ptr,
     writes_ptr,
+    reads_ptr,
     solve_ptr,
     mix_ptr,
-    decay_ptr,
+    half_ptr,
+    norm_ptr,
     piece_ptr,
+    chunk_ptr,
     initial_ptr,
     final_ptr,
     map_ptr,
+    export_ptr,
     num_heads,
     stride_vt,
     stride_vh,
@@ -50,22 +54,27 @@ def scan_kernel(
     NUM_BLOCKS: tl.constexpr,
     NUM_VALUE_BLOCKS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
+    HAS_CARRY: tl.constexpr,
     HAS_FINAL: tl.constexpr,
+    HAS_EXPORTS: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """piece_ptr: int64 [pieces, 5]: first token, number of tokens, first chunk, index of the
-    initial state, index of the final state (-1: none). Grid: pieces x heads x blocks."""
+    """piece_ptr: int64 [pieces, 6]: first token, tokens, first chunk, chunks, index of the initial
+    state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr, read with HAS_EXPORTS only: int64
+    [chunks, 3], first token, tokens, index of the state to export after it (-1: none). Without
+    exports all chunks of a piece but the last are full. Grid: pieces x heads x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads
-    piece_ptr += 5 * (pid // NUM_BLOCKS // num_heads)
+    piece_ptr += 6 * (pid // NUM_BLOCKS // num_heads)
     first = tl.load(piece_ptr)
     num_tokens = tl.load(piece_ptr + 1)
     first_chunk = tl.load(piece_ptr + 2)
-    initial_index = tl.load(piece_ptr + 3)
-    final_index = tl.load(piece_ptr + 4)
+    num_chunks = tl.load(piece_ptr + 3).to(tl.int32)
+    initial_index = tl.load(piece_ptr + 4)
+    final_index = tl.load(piece_ptr + 5)
 
     row = tl.arange(0, BT)
     channel = tl.arange(0, BK)
@@ -75,11 +84,16 @@ def scan_kernel(
     unit = value - NUM_VALUE_BLOCKS * BV
     if IS_SUMMARY:
         state = tl.where(unit[:, None] == channel[None, :], 1.0, 0.0)
-    elif HAS_INITIAL:
-        offset = (initial_index * num_heads + head) * (V * K)
-        state = tl.load(initial_ptr + offset + state_offset, mask=is_state, other=0.0)
     else:
         state = tl.zeros((BV, BK), dtype=tl.float32)
+        if HAS_INITIAL:
+            offset = (initial_index * num_heads + head) * (V * K)
+            is_given = is_state & (initial_index >= 0)
+            state = tl.load(initial_ptr + offset + state_offset, mask=is_given, other=0.0)
+        if HAS_CARRY:
+            offset = ((-1 - initial_index) * num_heads + head) * (V * K)
+            is_carried = is_state & (initial_index < 0)
+            state += tl.load(final_ptr + offset + state_offset, mask=is_carried, other=0.0)
 
     # One scalar base a tensor moves with the chunk; the offsets inside a tile are shared.
     tile = first_chunk * num_heads + head
@@ -91,32 +105,54 @@ def scan_kernel(
     o_offset = row[:, None] * stride_ot + tl.arange(0, BV)[None, :]
     is_value = (value < V)[None, :]
 
-    # The decay feeds no product, so the pipeliner leaves it: loaded a chunk ahead by hand.
-    decay = tl.load(decay_ptr + tile * BK + channel, mask=channel < num_tokens * BK, other=1.0)
-    for start in range(0, num_tokens, BT):
-        is_token = (row < num_tokens - start)[:, None] & is_value
+    # The vectors feed no product, so the pipeliner leaves them: loaded a chunk ahead by hand.
+    half_ptr += tile * BK + channel
+    norm_ptr += tile * (2 * BT) + row
+    half = tl.load(half_ptr, mask=channel < num_chunks * BK, other=1.0)
+    k_norm = tl.load(norm_ptr, mask=row < num_chunks * BT, other=0.0)
+    q_norm = tl.load(norm_ptr + BT, mask=row < num_chunks * BT, other=0.0)
+    state = state * half[None, :]
+    for step in range(0, num_chunks):
+        count = tl.minimum(num_tokens - step * BT, BT)
+        if HAS_EXPORTS:
+            count = tl.load(chunk_ptr + 3 * (first_chunk + step) + 1)
+        is_token = (row < count)[:, None] & is_value
         v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
         erase = tl.load(erase_ptr + tile * (BT * BK) + tile_offset)
-        writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
         solve = tl.load(solve_ptr + tile * (BT * BT) + pair_offset)
-        is_more = channel < (num_tokens - start - BT) * BK
-        next_decay = tl.load(decay_ptr + (tile + num_heads) * BK + channel, mask=is_more, other=1.0)
-        state_operand = state.to(OPERAND)
+        writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
+        half_ptr += num_heads * BK
+        norm_ptr += num_heads * (2 * BT)
+        num_left = num_chunks - 1 - step
+        half_next = tl.load(half_ptr, mask=channel < num_left * BK, other=1.0)
+        k_norm_next = tl.load(norm_ptr, mask=row < num_left * BT, other=0.0)
+        operand = state.to(OPERAND)
+        erased = tl.dot(operand, tl.trans(erase), input_precision=PRECISION)
         delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
-        delta = tl.dot(state_operand, tl.trans(erase), acc=delta, input_precision=PRECISION)
+        erased = (erased * k_norm[None, :]).to(OPERAND)
+        delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION).to(OPERAND)
+        state = tl.dot(delta, writes, acc=state, input_precision=PRECISION)
         if not IS_SUMMARY:
-            mix = tl.load(mix_ptr + tile * (BT * BT) + pair_offset)
             reads = tl.load(reads_ptr + tile * (BT * BK) + tile_offset)
-            out = tl.dot(v_t, tl.trans(mix), input_precision=PRECISION)
-            out = tl.dot(state_operand, tl.trans(reads), acc=out, input_precision=PRECISION)
-        state = state * decay[None, :]
-        state = tl.dot(delta.to(OPERAND), writes, acc=state, input_precision=PRECISION)
-        if not IS_SUMMARY:
-            tl.store(o_ptr + o_offset, tl.trans(out).to(o_ptr.dtype.element_ty), mask=is_token)
-            o_ptr += BT * stride_ot
-        v_ptr += BT * stride_vt
+            mix = tl.load(mix_ptr + tile * (BT * BT) + pair_offset)
+            out = tl.dot(operand, tl.trans(reads), input_precision=PRECISION)
+            out = tl.dot(delta, tl.trans(mix), acc=out, input_precision=PRECISION)
+            out = tl.trans(out * q_norm[None, :]).to(o_ptr.dtype.element_ty)
+            tl.store(o_ptr + o_offset, out, mask=is_token)
+            o_ptr += count * stride_ot
+            q_norm = tl.load(norm_ptr + BT, mask=row < num_left * BT, other=0.0)
+        # Twice, not by the product, which underflows where gates are fast.
+        state = state * half[None, :]
+        if HAS_EXPORTS:
+            index = tl.load(chunk_ptr + 3 * (first_chunk + step) + 2)
+            offset = (index * num_heads + head) * (V * K)
+            is_exported = is_state & (index >= 0)
+            tl.store(export_ptr + offset + state_offset, state, mask=is_exported)
+        state = state * half_next[None, :]
+        half = half_next
+        k_norm = k_norm_next
+        v_ptr += count * stride_vt
         tile += num_heads
-        decay = next_decay
 
     if HAS_FINAL:
         offset = (final_index * num_heads + head) * (V * K)

@@ -11,7 +11,7 @@ from k3_core.ops.kda_chunk.inputs import check_inputs
 from k3_core.ops.kda_segment import AffineMap
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk.config import Blocks, Precision, choose_blocks
-from k3_kernels.kda_chunk.launch import Gates, run_maps, run_prep
+from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_maps, run_prep
 from k3_kernels.kda_chunk.op import check_bound, default_precision
 from k3_kernels.kda_chunk.plan import make_plan
 from k3_kernels.kda_segment import cpu as torch_segment
@@ -48,7 +48,9 @@ def kda_segment(
     lengths = host_lengths(cu_seqlens_N1, seqlens, k_THK.shape[0], "kda_segment")
     num_k = k_THK.shape[2]
     blocks = blocks or choose_blocks(num_k, v_THV.shape[2], precision)
-    plan = make_plan(lengths, blocks.chunk, 0, k_THK.device)
+    (slab,) = make_plan(lengths, blocks.chunk, 0, k_THK.device).slabs
+    num_heads = gate_THK.shape[1]
+    tiles = make_tiles(k_THK.device, num_heads, num_k, slab.num_chunks, False, blocks, precision)
     gates = Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound)
-    tiles = run_prep(None, k_THK, gates, 1.0, plan, blocks, precision)
-    return run_maps(v_THV, tiles, plan.sequences, len(lengths), num_k, blocks, precision)
+    run_prep(None, k_THK, gates, 1.0, slab, tiles, blocks, precision)
+    return run_maps(v_THV, tiles, slab, slab.pieces, len(lengths), num_k, blocks, precision)
