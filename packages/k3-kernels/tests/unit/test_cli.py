@@ -186,10 +186,10 @@ def test_tune_without_a_gpu_says_so(capsys):
 def test_sweeps_of_the_ops_begin_with_the_default(device):
     pytest.importorskip("triton")
     from k3_kernels.kda_step import sweep
-    from k3_kernels.kda_step.config import choose_step_blocks
+    from k3_kernels.kda_step.config import default_step_blocks
 
     assert set(SWEEPS) <= set(OP_NAMES)
     for one in sweep.sweeps(device, TINY):
-        assert one.candidates[0] == choose_step_blocks(*one.shape)
+        assert one.candidates[0] == default_step_blocks(*one.shape)
         assert len(set(one.candidates)) == len(one.candidates)
     assert one.run(one.candidates[0]).isfinite().all()

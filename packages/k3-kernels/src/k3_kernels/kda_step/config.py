@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from k3_kernels.kda_chunk.config import block_width
+from k3_kernels.tuning import tuned
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,12 @@ class StepBlocks:
 
 
 def choose_step_blocks(num_k: int, num_v: int) -> StepBlocks:
-    """Launch parameters of kda_step and kda_replay: 32 state values a thread.
+    """Launch parameters of kda_step and kda_replay, those tuned on this GPU before the default."""
+    return tuned("kda_step", (num_k, num_v), default_step_blocks(num_k, num_v))
+
+
+def default_step_blocks(num_k: int, num_v: int) -> StepBlocks:
+    """32 state values a thread.
 
     Two-warp programs of 16 rows leave the tail of a launch finer than larger ones: 211 us against
     216 us with 32 rows at B = 64, H = 96 on an H200.
