@@ -28,6 +28,7 @@ Config = TypeVar("Config")
 Shape = tuple[int | str, ...]
 
 SWEEPS = {
+    "kda_chunk": "k3_kernels.kda_chunk.sweep:sweeps",
     "kda_step": "k3_kernels.kda_step.sweep:sweeps",
 }
 """Ops that can be tuned, and the functions that give their sweeps."""

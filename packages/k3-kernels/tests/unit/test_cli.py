@@ -1,5 +1,6 @@
 """`k3 kernels`: what list and bench print and write, and how tune chooses."""
 
+import importlib
 import json
 import sys
 from dataclasses import dataclass
@@ -183,13 +184,26 @@ def test_tune_without_a_gpu_says_so(capsys):
     assert "finds no CUDA device here" in capsys.readouterr().err
 
 
-def test_sweeps_of_the_ops_begin_with_the_default(device):
+@pytest.mark.parametrize("op", SWEEPS)
+def test_sweeps_begin_with_what_the_op_would_use(op, device, monkeypatch):
+    """Asked with the shape of a sweep, the table has to be what looks the entry up."""
     pytest.importorskip("triton")
-    from k3_kernels.kda_step import sweep
-    from k3_kernels.kda_step.config import default_step_blocks
+    module, _, attribute = SWEEPS[op].partition(":")
+    config = importlib.import_module(module.replace(".sweep", ".config"))
+    asked = []
+    monkeypatch.setattr(config, "tuned", lambda *entry: asked.append(entry) or entry[-1])
+    assert op in OP_NAMES
+    for one in getattr(importlib.import_module(module), attribute)(device, TINY):
+        assert len(set(one.candidates)) == len(one.candidates) > 1
+        lookup = config.choose_step_blocks if op == "kda_step" else config.choose_blocks
+        precision = () if op == "kda_step" else (config.BF16,)
+        lookup(one.shape[0], one.shape[0], *precision)
+        assert asked.pop() == (op, one.shape, one.candidates[0])
 
-    assert set(SWEEPS) <= set(OP_NAMES)
-    for one in sweep.sweeps(device, TINY):
-        assert one.candidates[0] == default_step_blocks(*one.shape)
-        assert len(set(one.candidates)) == len(one.candidates)
+
+def test_a_sweep_launches(device):
+    pytest.importorskip("triton")
+    from k3_kernels.kda_step.sweep import sweeps
+
+    one = next(sweeps(device, TINY))
     assert one.run(one.candidates[0]).isfinite().all()

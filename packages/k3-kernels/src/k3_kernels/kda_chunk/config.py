@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from k3_kernels.tuning import tuned
+
 LOWEST_BOUND = -5.0
 """Half of a 32-token chunk at this bound is 2^115, inside float32 and bfloat16."""
 MAX_CHANNELS = 256
@@ -92,6 +94,14 @@ def block_width(num_channels: int) -> int:
 
 
 def choose_blocks(num_k: int, num_v: int, precision: Precision) -> Blocks:
-    """Launch parameters for a shape."""
-    table = _FLOAT if precision.operand == torch.float32 else _HALF
-    return table[max(block_width(num_k), block_width(num_v))]
+    """Launch parameters for a shape, those tuned on this GPU before the table's."""
+    width = max(block_width(num_k), block_width(num_v))
+    is_float = precision.operand == torch.float32
+    return tuned(
+        "kda_chunk", (width, "float" if is_float else "half"), default_blocks(width, is_float)
+    )
+
+
+def default_blocks(width: int, is_float: bool) -> Blocks:
+    """The table's launch parameters for the wider of K and V, as a power of two."""
+    return (_FLOAT if is_float else _HALF)[width]
