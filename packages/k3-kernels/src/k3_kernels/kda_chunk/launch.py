@@ -157,6 +157,7 @@ def _run_pieces(
         BK=width,
         BV=block,
         BT=blocks.chunk,
+        STAGES=blocks.scan_stages,
         NUM_BLOCKS=num_blocks,
         NUM_VALUE_BLOCKS=num_value_blocks,
         HAS_INITIAL=initial is not None,
@@ -167,7 +168,6 @@ def _run_pieces(
         OPERAND=_TRITON[precision.operand],
         PRECISION=precision.dot,
         num_warps=blocks.scan_warps,
-        num_stages=blocks.scan_stages,
     )
 
 

@@ -9,7 +9,7 @@ of whose exponents count from the middle of the chunk, and M the state at the mi
 
     D = V^T solve^T + (M erase^T) diag(-1 / |k|) solve^T
     o^T = (M reads^T + D mix^T) diag(scale / |q|)
-    M <- (M + D writes) diag(half of this chunk) diag(half of the next)
+    S <- (M + D writes) diag(half),    M = S diag(half) at the start of a chunk
 
 Three products depend on each other in a chunk; the output hangs off the chain. Prep could fold
 `solve` into `erase` and save the second, for a second pass over both of its tiles (0.18 of its
@@ -51,6 +51,7 @@ def scan_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     BT: tl.constexpr,
+    STAGES: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     NUM_VALUE_BLOCKS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
@@ -105,53 +106,46 @@ def scan_kernel(
     o_offset = row[:, None] * stride_ot + tl.arange(0, BV)[None, :]
     is_value = (value < V)[None, :]
 
-    # The vectors feed no product, so the pipeliner leaves them: loaded a chunk ahead by hand.
     half_ptr += tile * BK + channel
     norm_ptr += tile * (2 * BT) + row
-    half = tl.load(half_ptr, mask=channel < num_chunks * BK, other=1.0)
-    k_norm = tl.load(norm_ptr, mask=row < num_chunks * BT, other=0.0)
-    q_norm = tl.load(norm_ptr + BT, mask=row < num_chunks * BT, other=0.0)
-    state = state * half[None, :]
-    for step in range(0, num_chunks):
+    # With a number of stages the vectors, which feed no product, are loaded ahead as well.
+    for step in tl.range(0, num_chunks, num_stages=STAGES):
         count = tl.minimum(num_tokens - step * BT, BT)
         if HAS_EXPORTS:
             count = tl.load(chunk_ptr + 3 * (first_chunk + step) + 1)
         is_token = (row < count)[:, None] & is_value
-        v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
+        half = tl.load(half_ptr)[None, :]
         erase = tl.load(erase_ptr + tile * (BT * BK) + tile_offset)
+        k_norm = tl.load(norm_ptr)
+        v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
         solve = tl.load(solve_ptr + tile * (BT * BT) + pair_offset)
         writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
-        half_ptr += num_heads * BK
-        norm_ptr += num_heads * (2 * BT)
-        num_left = num_chunks - 1 - step
-        half_next = tl.load(half_ptr, mask=channel < num_left * BK, other=1.0)
-        k_norm_next = tl.load(norm_ptr, mask=row < num_left * BT, other=0.0)
+
+        # By half twice, not by its square, which underflows where gates are fast.
+        state = state * half
         operand = state.to(OPERAND)
         erased = tl.dot(operand, tl.trans(erase), input_precision=PRECISION)
         delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
         erased = (erased * k_norm[None, :]).to(OPERAND)
         delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION).to(OPERAND)
-        state = tl.dot(delta, writes, acc=state, input_precision=PRECISION)
+        state = tl.dot(delta, writes, acc=state, input_precision=PRECISION) * half
         if not IS_SUMMARY:
             reads = tl.load(reads_ptr + tile * (BT * BK) + tile_offset)
             mix = tl.load(mix_ptr + tile * (BT * BT) + pair_offset)
+            q_norm = tl.load(norm_ptr + BT)
             out = tl.dot(operand, tl.trans(reads), input_precision=PRECISION)
             out = tl.dot(delta, tl.trans(mix), acc=out, input_precision=PRECISION)
             out = tl.trans(out * q_norm[None, :]).to(o_ptr.dtype.element_ty)
             tl.store(o_ptr + o_offset, out, mask=is_token)
             o_ptr += count * stride_ot
-            q_norm = tl.load(norm_ptr + BT, mask=row < num_left * BT, other=0.0)
-        # Twice, not by the product, which underflows where gates are fast.
-        state = state * half[None, :]
         if HAS_EXPORTS:
             index = tl.load(chunk_ptr + 3 * (first_chunk + step) + 2)
             offset = (index * num_heads + head) * (V * K)
             is_exported = is_state & (index >= 0)
             tl.store(export_ptr + offset + state_offset, state, mask=is_exported)
-        state = state * half_next[None, :]
-        half = half_next
-        k_norm = k_norm_next
         v_ptr += count * stride_vt
+        half_ptr += num_heads * BK
+        norm_ptr += num_heads * (2 * BT)
         tile += num_heads
 
     if HAS_FINAL:
