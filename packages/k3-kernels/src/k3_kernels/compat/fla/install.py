@@ -161,7 +161,9 @@ def _make(path: str, names: dict[str, tuple[str, ...]]) -> str:
         module.__spec__ = ModuleSpec(path, loader=None, is_package=True)
         module.__path__ = []
         functions = _functions(names)
-        vars(module).update(functions, __k3_compat__=True, __all__=sorted(functions))
+        # Below every version of fla: who asks for one may want more than is served here.
+        marks = {"__k3_compat__": True, "__all__": sorted(functions), "__version__": "0+k3"}
+        vars(module).update(functions, **marks)
         sys.modules[path] = module
         parent, _, child = path.rpartition(".")
         # fla's old package has a function where its new one has a module of the same name.
