@@ -111,8 +111,9 @@ def _public_functions(tree: ast.Module) -> Iterator[Function]:
 
 
 def _is_compiled(node: Function) -> bool:
-    """Whether Triton compiles it, whose arguments have no Python types."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    """Whether Triton or Gluon compiles it, whose arguments have no Python types."""
+    decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+    return bool(decorators & {"triton.jit", "gluon.jit"})
 
 
 def _untyped(node: Function) -> list[str]:

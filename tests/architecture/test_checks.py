@@ -57,6 +57,7 @@ def test_the_style_check_finds(tmp_path: Path, text: str, problem: str) -> None:
     ("package", "decorator", "num_lines", "problem"),
     [
         ("k3_kernels", "triton.jit", 499, ""),
+        ("k3_kernels", "gluon.jit", 499, ""),
         ("k3_kernels", "triton.jit", 501, "501 lines, the cap is 500"),
         ("k3_kernels", "other.jit", 120, "kernel has no type for x, SIZE, the result"),
         ("k3_x", "triton.jit", 120, "kernel has 118 lines, the cap is 60"),
