@@ -109,25 +109,33 @@ def reduce_kernel(
     part_ptr,
     lse_ptr,
     out_ptr,
+    splits,
     C: tl.constexpr,
-    CPAD: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPAD: tl.constexpr,
+    BS: tl.constexpr,
+    BC: tl.constexpr,
 ):
-    """Sum of the pieces of one sequence and head, weighted by 2^lse; zeros for no pieces."""
-    row = tl.program_id(0).to(tl.int64) * SPLITS
-    c, s = tl.arange(0, CPAD), tl.arange(0, SPAD)
-    lse = tl.load(lse_ptr + row + s, mask=s < SPLITS, other=-float("inf"))
+    """Sum of the pieces of one sequence and head, weighted by 2^lse; zeros for no pieces.
+
+    A program makes BC values, BS pieces at a time, which are read side by side.
+    """
+    num_blocks = tl.cdiv(C, BC)
+    out_row = (tl.program_id(0) // num_blocks).to(tl.int64)
+    c = tl.program_id(0) % num_blocks * BC + tl.arange(0, BC)
+    row = out_row * splits
+    s = tl.arange(0, SPAD)
+    lse = tl.load(lse_ptr + row + s, mask=s < splits, other=-float("inf"))
     top = tl.max(lse)
     top = tl.where(top == -float("inf"), 0.0, top)
     total = tl.sum(tl.exp2(lse - top))
-    acc = tl.zeros((CPAD,), tl.float32)
-    for i in range(SPLITS):
-        own = tl.load(lse_ptr + row + i)
-        part = tl.load(part_ptr + (row + i) * C + c, mask=c < C, other=0.0)
+    acc = tl.zeros((BC,), tl.float32)
+    for first in range(0, splits, BS):
+        i = first + tl.arange(0, BS)
+        own = tl.load(lse_ptr + row + i, mask=i < splits, other=-float("inf"))
         weight = tl.exp2(own - top)
         # What an empty piece left behind is not zero but unwritten.
-        acc += tl.where(weight > 0.0, part * weight, 0.0)
+        mask = (weight > 0.0)[:, None] & (c < C)[None, :]
+        part = tl.load(part_ptr + (row + i)[:, None] * C + c[None, :], mask=mask, other=0.0)
+        acc += tl.sum(part * weight[:, None], axis=0)
     acc = acc / tl.where(total == 0.0, 1.0, total)
-    at = tl.program_id(0).to(tl.int64) * C + c
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=c < C)
+    tl.store(out_ptr + out_row * C + c, acc.to(out_ptr.dtype.element_ty), mask=c < C)

@@ -11,7 +11,14 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.mla_decode import reference
-from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
+from k3_kernels.launch import (
+    check_floats,
+    dot_precision,
+    fits_descriptors,
+    has_gluon,
+    last_contiguous,
+    needs_grad,
+)
 from k3_kernels.mla_decode.kernel import mla_decode_kernel, reduce_kernel
 
 
@@ -29,6 +36,8 @@ TILES = {2: Tile(64, 64, 8, 2), 4: Tile(16, 16, 4, 1)}
 PROGRAMS_PER_PROCESSOR = 4
 """Pieces are cut until there are this many programs for each multiprocessor."""
 MAX_SPLITS = 64
+PROGRAM_TILES = 6
+"""What a program of the Gluon kernel costs beside its tiles of 64 tokens, in such tiles."""
 
 
 def mla_decode(
@@ -58,22 +67,82 @@ def mla_decode(
     q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM = (
         last_contiguous(x) for x in (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM)
     )
+    lengths_B = lengths_B.contiguous()
+    args = (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B)
+    if uses_gluon(q_latent_BHC, q_rope_BHR, pages_PLX):
+        # Its module compiles only where it runs, so only this line imports it.
+        from k3_kernels.mla_decode import gluon
+
+        num_programs = num_rows * triton.cdiv(num_heads, gluon.HEADS)
+        num_steps = page_table_BM.shape[1] * pages_PLX.shape[1] // gluon.TOKENS
+        splits = splits_in_waves(num_programs, num_steps, _processors(out_BHC.device))
+        part_BHSC, lse_BHS = _pieces(out_BHC, splits)
+        gluon.run(*args, part_BHSC, lse_BHS, scale)
+    else:
+        part_BHSC, lse_BHS = _run(*args, scale)
+    splits, padded = lse_BHS.shape[2], triton.next_power_of_2(latent)
+    # Few pieces are read by few programs, many by enough to fill the card with a small batch.
+    block = padded if splits <= 4 else min(padded, 128)
+    reduce_kernel[(num_rows * num_heads * triton.cdiv(latent, block),)](
+        part_BHSC,
+        lse_BHS,
+        out_BHC,
+        splits,
+        C=latent,
+        SPAD=triton.next_power_of_2(splits),
+        BS=min(16, triton.next_power_of_2(splits)),
+        BC=block,
+        num_warps=4,
+    )
+    return out_BHC
+
+
+def uses_gluon(q_latent_BHC: Tensor, q_rope_BHR: Tensor, pages_PLX: Tensor) -> bool:
+    """The rule: released widths in 16 bits, pages of whole tiles that descriptors read, Hopper."""
+    return (
+        q_latent_BHC.element_size() == 2
+        and q_latent_BHC.dtype == pages_PLX.dtype
+        and (q_latent_BHC.shape[-1], q_rope_BHR.shape[-1]) == (512, 64)
+        and pages_PLX.shape[1] % 64 == 0
+        and pages_PLX.stride(0) % pages_PLX.stride(1) == 0
+        and fits_descriptors(pages_PLX)
+        and has_gluon(pages_PLX.device)
+    )
+
+
+def _pieces(out_BHC: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Room for the normalised output of every piece and its log-sum-exp, base 2."""
+    num_rows, num_heads, latent = out_BHC.shape
+    like: dict[str, Any] = {"dtype": torch.float32, "device": out_BHC.device}
+    return (
+        torch.empty(num_rows, num_heads, splits, latent, **like),
+        torch.empty(num_rows, num_heads, splits, **like),
+    )
+
+
+def _run(
+    q_latent_BHC: Tensor,
+    q_rope_BHR: Tensor,
+    pages_PLX: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Plain Triton, for every shape."""
+    num_rows, num_heads, latent = q_latent_BHC.shape
     tile = TILES[q_latent_BHC.element_size()]
     block_heads = max(16, min(tile.heads, triton.next_power_of_2(num_heads)))
     head_blocks = triton.cdiv(num_heads, block_heads)
     max_length = page_table_BM.shape[1] * pages_PLX.shape[1]
     num_steps = triton.cdiv(max_length, tile.tokens)
-    splits = num_splits(num_rows * head_blocks, num_steps, out_BHC.device)
-    like: dict[str, Any] = {"dtype": torch.float32, "device": out_BHC.device}
-    part_BHSC = torch.empty(num_rows, num_heads, splits, latent, **like)
-    lse_BHS = torch.empty(num_rows, num_heads, splits, **like)
-    padded = triton.next_power_of_2(latent)
+    splits = num_splits(num_rows * head_blocks, num_steps, pages_PLX.device)
+    part_BHSC, lse_BHS = _pieces(q_latent_BHC, splits)
     mla_decode_kernel[(num_rows * splits * head_blocks,)](
         q_latent_BHC,
         q_rope_BHR,
         pages_PLX,
         page_table_BM,
-        lengths_B.contiguous(),
+        lengths_B,
         part_BHSC,
         lse_BHS,
         num_heads,
@@ -85,7 +154,7 @@ def mla_decode(
         scale * math.log2(math.e),
         L=pages_PLX.shape[1],
         C=latent,
-        CPAD=max(16, padded),
+        CPAD=max(16, triton.next_power_of_2(latent)),
         R=q_rope_BHR.shape[2],
         RPAD=max(16, triton.next_power_of_2(q_rope_BHR.shape[2])),
         SPLITS=splits,
@@ -95,17 +164,19 @@ def mla_decode(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    reduce_kernel[(num_rows * num_heads,)](
-        part_BHSC,
-        lse_BHS,
-        out_BHC,
-        C=latent,
-        CPAD=padded,
-        SPLITS=splits,
-        SPAD=triton.next_power_of_2(splits),
-        num_warps=4,
-    )
-    return out_BHC
+    return part_BHSC, lse_BHS
+
+
+def splits_in_waves(num_programs: int, num_steps: int, processors: int) -> int:
+    """Pieces a sequence that take least time where a processor runs one program at a time."""
+
+    def cost(splits: int) -> int:
+        waves = triton.cdiv(num_programs * splits, processors)
+        return waves * (triton.cdiv(num_steps, splits) + PROGRAM_TILES)
+
+    # More than two waves only add programs.
+    most = max(1, min(num_steps, 2 * processors // num_programs))
+    return min(range(1, most + 1), key=cost)
 
 
 def num_splits(num_programs: int, num_steps: int, device: torch.device) -> int:

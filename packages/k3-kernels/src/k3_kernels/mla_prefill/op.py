@@ -10,7 +10,14 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.mla_prefill import reference
-from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
+from k3_kernels.launch import (
+    check_floats,
+    dot_precision,
+    fits_descriptors,
+    has_gluon,
+    last_contiguous,
+    needs_grad,
+)
 from k3_kernels.mla_prefill import cpu, torch_cuda
 from k3_kernels.mla_prefill.kernel import mla_prefill_kernel
 
@@ -25,7 +32,7 @@ class Tile(NamedTuple):
     is_tma: bool = False
 
 
-TILES = {2: Tile(128, 64, 8, 3), 4: Tile(32, 32, 4, 1)}
+TILES = {2: Tile(128, 64, 8, 3, is_tma=True), 4: Tile(32, 32, 4, 1)}
 """By the bytes of a value."""
 
 
@@ -64,66 +71,99 @@ def mla_prefill(
             return result
         return (result[0].to(out_dtype), result[1]) if return_max else result.to(out_dtype)  # type: ignore[union-attr]
     _check(q_THD, k_SHD, v_SHV, scale, seqlens_q, seqlens_k)
+    shape, device = (*q_THD.shape[:2], v_SHV.shape[-1]), q_THD.device
+    out_THV = torch.empty(shape, dtype=out_dtype or v_SHV.dtype, device=device)
+    if not out_THV.numel():
+        max_H = torch.full(shape[1:2], -math.inf, device=device)
+        return (out_THV, max_H) if return_max else out_THV
+    q_THD, k_SHD, v_SHV = (last_contiguous(x) for x in (q_THD, k_SHD, v_SHV))
+    run = _run
+    if uses_gluon(q_THD, k_SHD, v_SHV):
+        # Its module compiles only where it runs, so only this line imports it.
+        from k3_kernels.mla_prefill import gluon
+
+        run = gluon.run
+    largest_H = run(
+        q_THD,
+        k_SHD,
+        v_SHV,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        out_THV,
+        scale=scale,
+        return_max=return_max,
+    )
+    return out_THV if largest_H is None else (out_THV, largest_H)
+
+
+def uses_gluon(q_THD: Tensor, k_SHD: Tensor, v_SHV: Tensor) -> bool:
+    """The rule: released head dims in 16 bits, in rows that descriptors read, on a Hopper GPU."""
+    return (
+        q_THD.element_size() == 2
+        and (q_THD.shape[-1], v_SHV.shape[-1]) == (192, 128)
+        and fits_descriptors(q_THD, k_SHD, v_SHV)
+        and has_gluon(q_THD.device)
+    )
+
+
+def _run(
+    q_THD: Tensor,
+    k_SHD: Tensor,
+    v_SHV: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    out_THV: Tensor,
+    *,
+    scale: float,
+    return_max: bool,
+) -> Tensor | None:
+    """Plain Triton, for every shape: fill `out`, return the largest scores where asked for."""
     (num_tokens, num_heads, dim), value_dim = q_THD.shape, v_SHV.shape[-1]
     tile = TILES[q_THD.element_size()]
     num_sequences = cu_seqlens_q.numel() - 1
     num_tiles = triton.cdiv(num_tokens, tile.queries) + num_sequences
-    device = q_THD.device
-    out_THV = torch.empty(
-        num_tokens, num_heads, value_dim, dtype=out_dtype or v_SHV.dtype, device=device
-    )
     max_shape = (num_tiles if return_max else 1, num_heads)
-    max_MH = torch.full(max_shape, -math.inf, dtype=torch.float32, device=device)
-    if out_THV.numel():
-        q_THD, k_SHD, v_SHV = (last_contiguous(x) for x in (q_THD, k_SHD, v_SHV))
-        is_tma = tile.is_tma and _fits_descriptors(k_SHD, v_SHV)
-        if is_tma:
-            triton.set_allocator(_scratch)
-        power = 1 << (dim.bit_length() - 1)
-        mla_prefill_kernel[(num_heads * num_tiles,)](
-            q_THD,
-            k_SHD,
-            v_SHV,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            out_THV,
-            max_MH,
-            num_sequences,
-            num_tiles,
-            num_heads,
-            *q_THD.stride()[:2],
-            *k_SHD.stride()[:2],
-            *v_SHV.stride()[:2],
-            scale * math.log2(math.e),
-            D=dim,
-            DA=power,
-            DB=max(16, triton.next_power_of_2(dim - power)) if dim > power else 16,
-            V=value_dim,
-            VPAD=triton.next_power_of_2(value_dim),
-            NPAD=triton.next_power_of_2(num_sequences),
-            HAS_MAX=return_max,
-            IS_TMA=is_tma,
-            BM=tile.queries,
-            BN=tile.keys,
-            PRECISION=dot_precision(q_THD.dtype),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-    return (out_THV, max_MH.amax(0)) if return_max else out_THV
+    max_MH = torch.full(max_shape, -math.inf, dtype=torch.float32, device=q_THD.device)
+    # A descriptor's row of values is at least 16 bytes.
+    is_tma = tile.is_tma and fits_descriptors(k_SHD, v_SHV) and value_dim >= 8
+    if is_tma:
+        triton.set_allocator(_scratch)
+    power = 1 << (dim.bit_length() - 1)
+    mla_prefill_kernel[(num_heads * num_tiles,)](
+        q_THD,
+        k_SHD,
+        v_SHV,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        out_THV,
+        max_MH,
+        num_sequences,
+        num_tiles,
+        num_heads,
+        *q_THD.stride()[:2],
+        *k_SHD.stride()[:2],
+        *v_SHV.stride()[:2],
+        scale * math.log2(math.e),
+        D=dim,
+        DA=power,
+        DB=max(16, triton.next_power_of_2(dim - power)) if dim > power else 16,
+        V=value_dim,
+        VPAD=triton.next_power_of_2(value_dim),
+        NPAD=triton.next_power_of_2(num_sequences),
+        HAS_MAX=return_max,
+        IS_TMA=is_tma,
+        BM=tile.queries,
+        BN=tile.keys,
+        PRECISION=dot_precision(q_THD.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return max_MH.amax(0) if return_max else None
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Memory for descriptors made on the device; torch aligns to 512 bytes."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
-
-
-def _fits_descriptors(*tensors: Tensor) -> bool:
-    """Whether rows of every head start on the 16-byte boundaries that descriptors need."""
-    return all(
-        stride * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-        for x in tensors
-        for stride in x.stride()[:2]
-    )
 
 
 def _check(
