@@ -11,14 +11,8 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.mla_decode import reference
-from k3_kernels.launch import (
-    check_floats,
-    dot_precision,
-    fits_descriptors,
-    has_gluon,
-    last_contiguous,
-    needs_grad,
-)
+from k3_kernels.hopper import fits_descriptors, has_gluon
+from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
 from k3_kernels.mla_decode.kernel import mla_decode_kernel, reduce_kernel
 
 

@@ -10,14 +10,8 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.mla_prefill import reference
-from k3_kernels.launch import (
-    check_floats,
-    dot_precision,
-    fits_descriptors,
-    has_gluon,
-    last_contiguous,
-    needs_grad,
-)
+from k3_kernels.hopper import fits_descriptors, has_gluon
+from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
 from k3_kernels.mla_prefill import cpu, torch_cuda
 from k3_kernels.mla_prefill.kernel import mla_prefill_kernel
 

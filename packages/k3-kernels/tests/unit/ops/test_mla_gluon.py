@@ -11,7 +11,7 @@ import torch
 from k3_core.ops.mla_decode.reference import mla_decode as decode_reference
 from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_reference
 from k3_core.testing import relative_error
-from k3_kernels.launch import has_gluon
+from k3_kernels.hopper import has_gluon
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 
