@@ -41,9 +41,12 @@ def _chunk(
     has_state: bool = False,
     gate_scale: float = 1.0,
     is_key_repeated: bool = False,
+    group: int = 1,
+    checkpoints: tuple[tuple[int, ...], ...] | None = None,
 ) -> Call:
-    heads, tokens = 2, sum(lengths)
+    heads, tokens = 2 * group, sum(lengths)
     inputs = list(_inputs(v, (tokens,), heads, dims, gate_scale))
+    inputs[:2] = [x[:, :2].contiguous() for x in inputs[:2]]
     if is_key_repeated:
         inputs[1] = inputs[1][:1].expand_as(inputs[1]).clone()
     named: dict[str, Any] = {"lower_bound": lower_bound, "cu_seqlens_N1": v.offsets(lengths)}
@@ -51,7 +54,12 @@ def _chunk(
     if has_state:
         named["initial_state_NHVK"] = v.full(len(lengths), heads, dims[1], dims[0])
         named["output_final_state"] = True
-    return Call(tuple(inputs), named)
+    if checkpoints is None:
+        return Call(tuple(inputs), named)
+    shape = (sum(map(len, checkpoints)), heads, dims[1], dims[0])
+    named["checkpoint_offsets"] = checkpoints
+    named["checkpoints_EHVK"] = torch.zeros(shape, dtype=v.math_dtype, device=v.device)
+    return Call(tuple(inputs), named, mutated=("checkpoints_EHVK",))
 
 
 def _step(v: Values, tokens: int, commits: tuple[int, ...] | None, slots: tuple[int, ...]) -> Call:
@@ -123,6 +131,18 @@ CASES = [
     Case("kda_chunk", "wide-keys", partial(_chunk, lengths=(40,), dims=(32, 8))),
     Case("kda_chunk", "gate-extremes", partial(_chunk, lengths=(70,), gate_scale=8.0)),
     Case("kda_chunk", "repeated-key", partial(_chunk, lengths=(48,), is_key_repeated=True)),
+    Case(
+        "kda_chunk",
+        "grouped-heads",
+        partial(_chunk, lengths=(40, 9), group=3, has_state=True),
+        frozenset({"grouped_heads"}),
+    ),
+    Case(
+        "kda_chunk",
+        "checkpoints",
+        partial(_chunk, lengths=(70, 0, 33), checkpoints=((1, 40, 70), (), (32,)), has_state=True),
+        frozenset({"checkpoints"}),
+    ),
     Case("kda_step", "decode", partial(_step, tokens=1, commits=None, slots=(2, 0, 3))),
     Case(
         "kda_step",

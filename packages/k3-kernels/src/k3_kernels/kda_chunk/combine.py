@@ -1,8 +1,8 @@
 """Start states of the segments of a sequence from their affine maps (report 1.6, 1.7).
 
-S_{j+1} = S_j M_j + S~_j, one program a part of a sequence, head and BV state rows, serial over segments. The
-maps are long products and stay float32; the product runs in tf32x3 on the GPU (half a percent of
-the work of the scan), so that a sequence cut in pieces agrees with the uncut one.
+S_{j+1} = S_j M_j + S~_j, one program a part of a sequence, head and BV state rows, serial over
+segments. The maps are long products and stay float32; the product runs in tf32x3 on the GPU (half
+a percent of the work of the scan), so that a sequence cut in pieces agrees with the uncut one.
 Legend: K, V channels; P parts of sequences; J segments in all, numbered part after part.
 """
 

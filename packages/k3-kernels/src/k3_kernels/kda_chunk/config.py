@@ -59,9 +59,9 @@ class Blocks:
     values: int
     scan_warps: int = 4
     scan_stages: int = 3
-    prep_warps: int = 2
+    prep_warps: int = 1
     channels: int = 32
-    prep_stages: int = 2
+    prep_stages: int = 4
     prep_registers: int | None = None
     combine_values: int = 16
 
@@ -71,15 +71,15 @@ _HALF = {
     16: Blocks(32, 16),
     32: Blocks(32, 32),
     64: Blocks(32, 64),
-    128: Blocks(32, 128, scan_warps=8),
+    128: Blocks(32, 64),
     256: Blocks(32, 64, scan_warps=8, scan_stages=2),
 }
 _FLOAT = {
-    16: Blocks(32, 16, scan_stages=1, channels=16),
-    32: Blocks(32, 32, scan_stages=1),
-    64: Blocks(32, 32, scan_stages=1),
-    128: Blocks(32, 32, scan_stages=1),
-    256: Blocks(16, 16, scan_stages=1),
+    16: Blocks(32, 16, scan_stages=1, prep_warps=4, prep_stages=1, channels=16),
+    32: Blocks(32, 32, scan_stages=1, prep_warps=4, prep_stages=1),
+    64: Blocks(32, 32, scan_stages=1, prep_warps=4, prep_stages=1),
+    128: Blocks(32, 32, scan_stages=1, prep_warps=4, prep_stages=1),
+    256: Blocks(16, 16, scan_stages=1, prep_warps=4, prep_stages=1),
 }
 
 

@@ -11,15 +11,23 @@ channels, R states (sequences x heads).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.inputs import L2_EPS, check_inputs, check_state
+from k3_core.ops.kda_chunk.inputs import (
+    L2_EPS,
+    check_checkpoints,
+    check_inputs,
+    check_state,
+    repeat_heads,
+)
 from k3_core.ops.math import math_dtype
 from k3_core.ops.varlen import host_lengths
+from k3_kernels.kda_chunk.cpu_checkpoints import run_with_checkpoints
 from k3_kernels.kda_chunk.cpu_gram import (
     Decay,
     chunk_decay,
@@ -77,8 +85,8 @@ class Saved(NamedTuple):
 
 
 def kda_chunk(
-    q_THK: Tensor,
-    k_THK: Tensor,
+    q_TGK: Tensor,
+    k_TGK: Tensor,
     v_THV: Tensor,
     gate_THK: Tensor,
     beta_TH: Tensor,
@@ -91,21 +99,34 @@ def kda_chunk(
     seqlens: tuple[int, ...] | None = None,
     initial_state_NHVK: Tensor | None = None,
     output_final_state: bool = False,
+    checkpoint_offsets: tuple[tuple[int, ...], ...] | None = None,
+    checkpoints_EHVK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """KDA over packed sequences; arguments and results as `k3_core.ops.kda_chunk.KdaChunk`."""
-    args = (q_THK, k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
-    check_inputs("kda_chunk", *args, lower_bound)
-    lengths = host_lengths(cu_seqlens_N1, seqlens, q_THK.shape[0], "kda_chunk")
-    (_, num_heads, num_k), num_v = q_THK.shape, v_THV.shape[-1]
-    dtype = math_dtype(q_THK)
+    args = (q_TGK, k_TGK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
+    check_inputs("kda_chunk", *args, lower_bound, is_grouped=True)
+    lengths = host_lengths(cu_seqlens_N1, seqlens, q_TGK.shape[0], "kda_chunk")
+    (_, num_heads, num_v), num_k = v_THV.shape, q_TGK.shape[-1]
+    dtype = math_dtype(q_TGK)
     shape = (len(lengths), num_heads, num_v, num_k)
     if initial_state_NHVK is None:
-        initial_state_NHVK = q_THK.new_zeros(shape, dtype=dtype)
-    check_state("kda_chunk", "initial_state", initial_state_NHVK, shape, q_THK)
+        initial_state_NHVK = q_TGK.new_zeros(shape, dtype=dtype)
+    check_state("kda_chunk", "initial_state", initial_state_NHVK, shape, q_TGK)
+    offsets = check_checkpoints(checkpoint_offsets, checkpoints_EHVK, lengths, shape, q_TGK)
+    heads = (repeat_heads(q_TGK, num_heads), repeat_heads(k_TGK, num_heads), *args[2:])
+    scale = num_k**-0.5 if scale is None else scale
 
-    plan = chunk_plan(lengths, num_heads, CHUNK, q_THK.device)
-    settings = Settings(plan, lower_bound, num_k**-0.5 if scale is None else scale, dtype)
-    o_THV, final_NHVK = _run(Inputs(*args, initial_state_NHVK), settings)
+    def run(tensors: Sequence[Tensor], lengths: Sequence[int], state: Tensor) -> list[Tensor]:
+        plan = chunk_plan(tuple(lengths), num_heads, CHUNK, state.device)
+        settings = Settings(plan, lower_bound, scale, dtype)
+        return list(_run(Inputs(*tensors, state), settings))
+
+    if checkpoints_EHVK is None:
+        o_THV, final_NHVK = run(heads, lengths, initial_state_NHVK)
+    else:
+        o_THV, final_NHVK = run_with_checkpoints(
+            run, heads, lengths, initial_state_NHVK, offsets, checkpoints_EHVK
+        )
     return o_THV, final_NHVK if output_final_state else None
 
 

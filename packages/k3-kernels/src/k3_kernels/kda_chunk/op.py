@@ -2,7 +2,8 @@
 
 Without gradients only; where one is needed the plain torch chunk form runs instead
 (its backward is closed-form and runs on any device), until the kernels have theirs.
-Legend: T packed tokens, N sequences, H heads, K key, V value channels.
+Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, E
+checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
+from k3_core.ops.kda_chunk.inputs import check_checkpoints, check_inputs, check_state
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk import cpu as torch_chunk
 from k3_kernels.kda_chunk.config import (
@@ -30,7 +31,7 @@ def check_bound(op: str, lower_bound: float | None) -> float:
     """The bound of the gate, if the kernels can anchor it; raises ValueError otherwise."""
     if lower_bound is None:
         raise ValueError(
-            f"{op}: lower_bound None (the softplus gate) has no bound to anchor 16-token tiles "
+            f"{op}: lower_bound None (the softplus gate) has no bound to anchor chunks "
             f"with; select {op}.cpu or {op}.reference, which compute it on any device"
         )
     if not LOWEST_BOUND <= lower_bound < 0:
@@ -59,8 +60,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def kda_chunk(
-    q_THK: Tensor,
-    k_THK: Tensor,
+    q_TGK: Tensor,
+    k_TGK: Tensor,
     v_THV: Tensor,
     gate_THK: Tensor,
     beta_TH: Tensor,
@@ -73,6 +74,8 @@ def kda_chunk(
     seqlens: tuple[int, ...] | None = None,
     initial_state_NHVK: Tensor | None = None,
     output_final_state: bool = False,
+    checkpoint_offsets: tuple[tuple[int, ...], ...] | None = None,
+    checkpoints_EHVK: Tensor | None = None,
     precision: Precision | None = None,
     blocks: Blocks | None = None,
     segment_chunks: int | None = None,
@@ -83,7 +86,7 @@ def kda_chunk(
     `precision`, `blocks`, `segment_chunks` (most chunks of a segment, 0 = never cut) and
     `num_slabs` (of the pipeline of prep and scan) replace what the tables and the planner choose.
     """
-    args = (q_THK, k_THK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
+    args = (q_TGK, k_TGK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
     if needs_grad(*args, initial_state_NHVK):
         return torch_chunk.kda_chunk(
             *args,
@@ -93,39 +96,41 @@ def kda_chunk(
             seqlens=seqlens,
             initial_state_NHVK=initial_state_NHVK,
             output_final_state=output_final_state,
+            checkpoint_offsets=checkpoint_offsets,
+            checkpoints_EHVK=checkpoints_EHVK,
         )
-    check_inputs("kda_chunk", *args, lower_bound)
+    check_inputs("kda_chunk", *args, lower_bound, is_grouped=True)
     bound = check_bound("kda_chunk", lower_bound)
-    precision = precision or default_precision("kda_chunk", q_THK.dtype)
-    lengths = host_lengths(cu_seqlens_N1, seqlens, q_THK.shape[0], "kda_chunk")
-    (_, num_heads, num_k), num_v = q_THK.shape, v_THV.shape[-1]
+    precision = precision or default_precision("kda_chunk", q_TGK.dtype)
+    lengths = host_lengths(cu_seqlens_N1, seqlens, q_TGK.shape[0], "kda_chunk")
+    (_, num_heads, num_v), num_k, device = v_THV.shape, q_TGK.shape[-1], q_TGK.device
     shape = (len(lengths), num_heads, num_v, num_k)
     if initial_state_NHVK is not None:
-        check_state("kda_chunk", "initial_state", initial_state_NHVK, shape, q_THK)
+        check_state("kda_chunk", "initial_state", initial_state_NHVK, shape, q_TGK)
         initial_state_NHVK = initial_state_NHVK.contiguous()
+    offsets = check_checkpoints(checkpoint_offsets, checkpoints_EHVK, lengths, shape, q_TGK)
 
     blocks = blocks or choose_blocks(num_k, num_v, precision)
-    device = q_THK.device
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
     if segment_chunks is None:
         sms = num_multiprocessors(device)
         segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, sms)
     if num_slabs is None:
         num_slabs = choose_slabs(lengths, blocks.chunk, num_heads, num_multiprocessors(device))
-    plan = make_plan(lengths, blocks.chunk, segment_chunks, device, (), num_slabs)
+    plan = make_plan(lengths, blocks.chunk, segment_chunks, device, offsets, num_slabs)
     final = None
     if output_final_state or len(plan.slabs) > 1:
         final = torch.empty(shape, dtype=torch.float32, device=device)
     o_THV = run_plan(
-        q_THK,
-        k_THK,
+        q_TGK,
+        k_TGK,
         v_THV,
         Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound),
         num_k**-0.5 if scale is None else scale,
         plan,
         initial_state_NHVK,
         final,
-        None,
+        checkpoints_EHVK,
         blocks,
         precision,
     )

@@ -55,10 +55,8 @@ def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexp
 def _load(pointer, offset, mask, IS_MASKED: tl.constexpr):
     """A tile; channels beyond K are zero. Unmasked loads take a third of the instructions."""
     if IS_MASKED:
-        x = tl.load(pointer + offset, mask=mask, other=0.0)
-    else:
-        x = tl.load(pointer + offset)
-    return x
+        return tl.load(pointer + offset, mask=mask, other=0.0)
+    return tl.load(pointer + offset)
 
 
 @triton.jit

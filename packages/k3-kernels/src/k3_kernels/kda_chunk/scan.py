@@ -63,9 +63,10 @@ def scan_kernel(
     PRECISION: tl.constexpr,
 ):
     """piece_ptr: int64 [pieces, 6]: first token, tokens, first chunk, chunks, index of the initial
-    state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr, read with HAS_EXPORTS only: int64
-    [chunks, 3], first token, tokens, index of the state to export after it (-1: none). Without
-    exports all chunks of a piece but the last are full. Grid: pieces x heads x blocks."""
+    state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr, read
+    with HAS_EXPORTS only: int64 [chunks, 3], first token, tokens, index of the state to export
+    after it (-1: none). Without exports all chunks of a piece but the last are full.
+    Grid: pieces x heads x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads

@@ -119,7 +119,7 @@ def test_tiles_keep_exponents_in_range(lower_bound, width):
 @pytest.mark.parametrize(
     ("change", "kwargs", "message"),
     [
-        ({2: torch.zeros(T, 2 * H, V)}, {}, "as many value heads"),
+        ({2: torch.zeros(T, H + 1, V)}, {}, "a multiple of key heads"),
         ({}, {"lower_bound": 5.0}, "lower_bound is 5.0"),
         ({}, {"initial_state_NHVK": torch.zeros(2, H, K, V)}, "initial_state has shape"),
         ({}, {"seqlens": (T,)}, "differ from cu_seqlens"),

@@ -1,7 +1,8 @@
 """Op kda_chunk: Kimi Delta Attention over packed sequences (report 1.1, 1.2; architecture 3.2).
 
-`reference.py` is the recurrence token by token, `cpu.py` the chunk form with its exact backward.
-Legend: T packed tokens, N sequences, H heads, K key channels, V value channels.
+`reference.py` is the recurrence token by token.
+Legend: T packed tokens, N sequences, H value heads, G key heads, K key channels, V value channels,
+E checkpoints.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ class KdaChunk(Protocol):
 
     def __call__(
         self,
-        q_THK: Tensor,
-        k_THK: Tensor,
+        q_TGK: Tensor,
+        k_TGK: Tensor,
         v_THV: Tensor,
         gate_THK: Tensor,
         beta_TH: Tensor,
@@ -30,6 +31,8 @@ class KdaChunk(Protocol):
         seqlens: tuple[int, ...] | None = None,
         initial_state_NHVK: Tensor | None = None,
         output_final_state: bool = False,
+        checkpoint_offsets: tuple[tuple[int, ...], ...] | None = None,
+        checkpoints_EHVK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the recurrence; per head and token, with S of shape [V, K]:
 
@@ -43,6 +46,12 @@ class KdaChunk(Protocol):
         float32, whatever autocast says. o_THV has v's dtype, the final state [N, H, V, K] the
         compute dtype, and so must the initial state. A sequence of length 0 keeps its initial
         state. Gradients reach every float input, through o and through the final state.
+
+        H is a multiple of G: consecutive value heads share the queries and keys of one key head.
+
+        `checkpoint_offsets` are, for each sequence, increasing numbers of its tokens (from 1 to its
+        length) after which the state is written to checkpoints_EHVK, in this order, in the compute
+        dtype and without gradients (a contiguous buffer). The two are given together.
 
         `seqlens` is a host copy of the lengths; without it cu_seqlens is read, which waits for the
         device. Raises ValueError or TypeError for shapes, lengths and dtypes that do not fit.

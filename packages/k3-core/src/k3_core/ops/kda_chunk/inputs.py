@@ -1,6 +1,7 @@
 """Checks and the input activations that all KDA ops share (report 1.1, architecture 3.2).
 
-Legend: L leading dims (T, or B and W), H heads, K key channels, V value channels.
+Legend: L leading dims (T, or B and W), H value heads, G key heads, K key channels, V value
+channels, E checkpoints.
 """
 
 from __future__ import annotations
@@ -19,19 +20,26 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def check_inputs(
     op: str,
-    q_LHK: Tensor,
-    k_LHK: Tensor,
+    q_LGK: Tensor,
+    k_LGK: Tensor,
     v_LHV: Tensor,
     gate_LHK: Tensor,
     beta_LH: Tensor,
     A_log_H: Tensor,
     dt_bias_HK: Tensor,
     lower_bound: float | None,
+    is_grouped: bool = False,
 ) -> None:
-    """Raise ValueError or TypeError naming the first argument that does not fit the others."""
-    lead_H, num_channels = tuple(q_LHK.shape[:-1]), q_LHK.shape[-1]
+    """Raise ValueError or TypeError naming the first argument that does not fit the others.
+
+    is_grouped: whether several value heads may share a key head.
+    """
+    lead_H, num_channels = tuple(q_LGK.shape[:-1]), q_LGK.shape[-1]
+    num_key_heads, num_heads = q_LGK.shape[-2], v_LHV.shape[-2] if v_LHV.dim() > 1 else 0
+    if is_grouped and num_key_heads and num_heads % num_key_heads == 0:
+        lead_H = (*lead_H[:-1], num_heads)
     expected = {
-        "k": (k_LHK, (*lead_H, num_channels)),
+        "k": (k_LGK, tuple(q_LGK.shape)),
         "v": (v_LHV, (*lead_H, v_LHV.shape[-1])),
         "gate": (gate_LHK, (*lead_H, num_channels)),
         "beta": (beta_LH, lead_H),
@@ -42,19 +50,20 @@ def check_inputs(
         if tuple(x.shape) != shape:
             raise ValueError(
                 f"{op}: {name} has shape {list(x.shape)}, expected {list(shape)} from q/k "
-                f"{list(q_LHK.shape)}; there are as many value heads as key heads"
+                f"{list(q_LGK.shape)}; the number of value heads (v, gate, beta) is "
+                f"{'a multiple' if is_grouped else 'that'} of key heads (q, k)"
             )
-    tensors = {"q": q_LHK, **{name: x for name, (x, _) in expected.items()}}
+    tensors = {"q": q_LGK, **{name: x for name, (x, _) in expected.items()}}
     for name, x in tensors.items():
         if x.dtype not in _DTYPES:
             raise TypeError(
                 f"{op}: {name} is {x.dtype}, allowed are {', '.join(map(str, _DTYPES))}"
             )
-        if x.device != q_LHK.device:
-            raise ValueError(f"{op}: {name} is on {x.device}, q/k on {q_LHK.device}")
-    if not q_LHK.dtype == k_LHK.dtype == v_LHV.dtype:
+        if x.device != q_LGK.device:
+            raise ValueError(f"{op}: {name} is on {x.device}, q/k on {q_LGK.device}")
+    if not q_LGK.dtype == k_LGK.dtype == v_LHV.dtype:
         raise TypeError(
-            f"{op}: q, k and v need one dtype, got {q_LHK.dtype}, {k_LHK.dtype}, {v_LHV.dtype}"
+            f"{op}: q, k and v need one dtype, got {q_LGK.dtype}, {k_LGK.dtype}, {v_LHV.dtype}"
         )
     if lower_bound is not None and not (math.isfinite(lower_bound) and lower_bound < 0):
         raise ValueError(f"{op}: lower_bound is {lower_bound}; use a negative number or None")
@@ -72,6 +81,42 @@ def check_state(op: str, name: str, state: Tensor, shape: tuple[int, ...], like:
             f"{op}: {name} is {state.dtype} on {state.device}, expected {math_dtype(like)} on "
             f"{like.device}; convert it with .to()"
         )
+
+
+def repeat_heads(x_LGK: Tensor, num_heads: int) -> Tensor:
+    """[L, H, K]: every key head for the value heads that share it."""
+    group = num_heads // max(x_LGK.shape[-2], 1)
+    return x_LGK if group == 1 else x_LGK.repeat_interleave(group, dim=-2)
+
+
+def check_checkpoints(
+    offsets: tuple[tuple[int, ...], ...] | None,
+    checkpoints_EHVK: Tensor | None,
+    lengths: tuple[int, ...],
+    state_shape: tuple[int, ...],
+    like: Tensor,
+) -> tuple[tuple[int, ...], ...]:
+    """The offsets, empty when there are none; raises ValueError or TypeError unless they fit."""
+    if offsets is None or checkpoints_EHVK is None:
+        if offsets is not None or checkpoints_EHVK is not None:
+            raise ValueError("kda_chunk: give checkpoint_offsets and checkpoints together")
+        return ()
+    if len(offsets) != len(lengths):
+        raise ValueError(
+            f"kda_chunk: checkpoint_offsets has {len(offsets)} entries, one a sequence is needed: "
+            f"{len(lengths)}"
+        )
+    for n, (own, length) in enumerate(zip(offsets, lengths, strict=True)):
+        if list(own) != sorted({t for t in own if 0 < t <= length}):
+            raise ValueError(
+                f"kda_chunk: checkpoint_offsets {list(own)} of sequence {n} have to increase "
+                f"within 1..{length}, its number of tokens"
+            )
+    shape = (sum(map(len, offsets)), *state_shape[1:])
+    check_state("kda_chunk", "checkpoints", checkpoints_EHVK, shape, like)
+    if not checkpoints_EHVK.is_contiguous():
+        raise ValueError("kda_chunk: checkpoints has to be contiguous; pass a buffer of its own")
+    return offsets
 
 
 def l2_normalize(x: Tensor) -> Tensor:
