@@ -34,7 +34,7 @@ def choose(owner: object, name: str, value: object) -> str:
         owner[name] = value
     else:
         setattr(owner, name, value)
-    return str(value)
+    return getattr(value, "__name__", str(value))
 
 
 def choices(owner: object, name: object, values: list) -> tuple[Callable[[], str], ...]:
@@ -42,7 +42,7 @@ def choices(owner: object, name: object, values: list) -> tuple[Callable[[], str
     return tuple(partial(choose, owner, name, value) for value in values)
 
 
-_Expert, _Prefill, _Decode = experts_op.Tile, prefill_op.Tile, decode_op.Tile
+_Expert = experts_op.Tile
 
 
 def expert_choices(tiles: list[_Expert]) -> tuple[Callable[[], str], ...]:
@@ -77,24 +77,17 @@ LARGE = expert_choices(
         _Expert(256, 64, 64, 8, 3),
     ]
 )
-PREFILL = choices(
-    prefill_op.TILES,
-    2,
-    [
-        _Prefill(128, 64, 8, 2),
-        _Prefill(128, 64, 8, 3),
-        _Prefill(128, 64, 8, 2, True),
-        _Prefill(128, 64, 8, 3, True),
-        _Prefill(128, 128, 8, 2, True),
-        _Prefill(128, 128, 8, 2),
-        _Prefill(64, 64, 4, 3),
-        _Prefill(64, 64, 4, 2, True),
-    ],
-)
-DECODE = choices(decode_op, "PROGRAMS_PER_PROCESSOR", [1, 2, 8, 4]) + choices(
-    decode_op.TILES,
-    2,
-    [_Decode(64, 64, 8, 2), _Decode(64, 32, 8, 3), _Decode(32, 64, 4, 2), _Decode(32, 32, 4, 3)],
+
+
+def _never(*tensors: object) -> bool:
+    """Plain Triton, where the op's rule would choose Gluon."""
+    return False
+
+
+# The last choice is what stays.
+PREFILL = choices(prefill_op, "uses_gluon", [_never, prefill_op.uses_gluon])
+DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
+    decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
 )
 CONV = choices(
     conv_op,
@@ -161,6 +154,7 @@ ROWS = (
     Row("mla_prefill T=8192 H=96", prefill(8192, 96), 3390, 3500, PREFILL),
     Row("mla_prefill T=32768 H=24", prefill(32768, 24), 13970, None),
     Row("mla_decode B=64 32K", decode(64, 32768), None, 810, DECODE),
+    Row("mla_decode B=8 32K", decode(8, 32768), None, None, DECODE),
     Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
 )
