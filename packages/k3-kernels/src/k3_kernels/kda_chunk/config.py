@@ -29,7 +29,9 @@ class Precision:
 
     operand: of the state, the workspace and all products with them, whose exponents need float32's
     range; sums: of the log decays; solve: inside the inverse. dot is Triton's `input_precision` of
-    float32 operands, map_dot that of the sums and of the composition of segments.
+    float32 operands, map_dot that of the sums and of the composition of segments. forget: log2 of
+    the share of a state that the maps of segments may leave out (None: nothing); the default is
+    below the rounding of float32.
     """
 
     operand: torch.dtype
@@ -37,6 +39,7 @@ class Precision:
     solve: torch.dtype
     dot: str
     map_dot: str
+    forget: float | None = -32.0
 
 
 IEEE = Precision(torch.float32, torch.float32, torch.float32, "ieee", "ieee")

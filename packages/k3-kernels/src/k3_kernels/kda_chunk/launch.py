@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Tiles(NamedTuple):
     mix_CHBB: Tensor
     half_CHX: Tensor
     norm_CHGB: Tensor
+    bound_CH: Tensor
 
 
 def make_tiles(
@@ -69,7 +71,8 @@ def make_tiles(
     erase, writes, solve = tile(chunk, width), tile(chunk, width), tile(chunk, chunk)
     reads, mix = (tile(chunk, width), tile(chunk, chunk)) if has_reads else (erase, solve)
     half, norm = tile(width, dtype=torch.float32), tile(2, chunk, dtype=torch.float32)
-    return Tiles(erase, writes, reads, solve, mix, half, norm)
+    bound = tile(dtype=torch.float32)
+    return Tiles(erase, writes, reads, solve, mix, half, norm, bound)
 
 
 def run_prep(
@@ -109,6 +112,7 @@ def run_prep(
         BT=blocks.chunk,
         STAGES=blocks.prep_stages,
         HAS_READS=q_THK is not None,
+        HAS_BOUND=slab.segments is not None and precision.forget is not None,
         OPERAND=_TRITON[precision.operand],
         SUMS=_TRITON[precision.sums],
         SOLVE=_TRITON[precision.solve],
@@ -138,6 +142,8 @@ def _run_pieces(
     if pieces.count == 0 or num_heads == 0:
         return
     width = block_width(num_k)
+    has_bound = slab.segments is not None and precision.forget is not None
+    max_chunks = triton.next_power_of_2(pieces.most_chunks) if maps is not None and has_bound else 0
     block = min(blocks.values, block_width(num_v))
     num_value_blocks = -(-num_v // block)
     num_blocks = num_value_blocks + (0 if maps is None else -(-num_k // block))
@@ -150,6 +156,7 @@ def _run_pieces(
         slab.chunks,
         *(tiles.half_CHX if x is None else x for x in (initial, final, maps, exports)),
         num_heads,
+        precision.forget or 0.0,
         *v_THV.stride()[:2],
         *output.stride()[:2],
         K=num_k,
@@ -164,7 +171,9 @@ def _run_pieces(
         HAS_CARRY=has_carry,
         HAS_FINAL=final is not None,
         HAS_EXPORTS=exports is not None,
+        IS_UNEVEN=slab.is_uneven,
         IS_SUMMARY=maps is not None,
+        MAX_CHUNKS=max_chunks,
         OPERAND=_TRITON[precision.operand],
         PRECISION=precision.dot,
         num_warps=blocks.scan_warps,

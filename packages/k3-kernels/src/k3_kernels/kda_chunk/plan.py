@@ -16,15 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STEP_US = 0.9
-"""Latency of one chunk in the scan; predicted for chunk 64 on an H200."""
+STEP_US = 0.95
+"""Microseconds of one chunk of 32 in the scan of an idle card; on an H200, as all of these."""
 COMBINE_US = 4.0
-"""Latency of one segment in the composition, and a share of the two extra launches."""
-SATURATION = 0.3
-"""Programs a multiprocessor at which the scan's tiles (96 KiB a step) fill the memory's rate."""
+"""Of one segment in the composition, and a share of the two extra launches."""
+SATURATION = 1.0
+"""Programs a multiprocessor beyond which the scan slows in proportion."""
 MAX_SEGMENTS = 16
-SLAB_PROGRAMS = 46
-"""Programs of prep a multiprocessor in a slab, at least."""
+SLAB_PROGRAMS = 180
+"""Programs of prep a multiprocessor in a slab, at least: 8192 tokens of 96 heads."""
 MAX_SLABS = 32
 
 
@@ -38,6 +38,7 @@ class Pieces:
 
     table: Tensor
     count: int
+    most_chunks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ class Segments:
 class Slab:
     """Chunks whose workspace is alive together; all numbers but tokens and states are its own.
 
-    chunks: int64 [C, 3], first token, number of tokens, number of the exported state or -1.
+    chunks: int64 [C, 3], first token, number of tokens, number of the exported state or -1;
+    is_uneven: whether chunks inside a piece may be shorter than full.
     """
 
     chunks: Tensor
@@ -68,6 +70,7 @@ class Slab:
     pieces: Pieces
     segments: Segments | None
     has_carry: bool
+    is_uneven: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +96,9 @@ def choose_segments(
     """Chunks per segment that the cost model finds fastest; 0 when cutting does not pay.
 
     Uncut, the longest sequence takes a step a chunk while N H blocks programs run, slower in
-    proportion once these saturate the memory. Cut in s, steps fall by s and programs rise by s,
+    proportion once these saturate the card. Cut in s, steps fall by s and programs rise by s,
     twice: the maps take two programs where the run takes one, of half its bytes each. The
-    composition adds s short steps.
+    composition adds s short steps. That gates may be fast, where maps cost little, is not known.
     """
     chunks = [-(-length // chunk) for length in lengths]
     longest = max(chunks, default=0)
@@ -114,7 +117,8 @@ def choose_segments(
 
 
 def choose_slabs(lengths: tuple[int, ...], chunk: int, num_heads: int, num_sms: int) -> int:
-    """Slabs of the pipeline: as many as leave prep enough programs to fill the card."""
+    """Slabs of the pipeline: as many as leave prep enough programs to hide a launch. They save
+    memory: 0.7 GB a slab of workspace, of which two are alive, and a few percent of time."""
     programs = sum(-(-length // chunk) for length in lengths) * num_heads
     return max(1, min(MAX_SLABS, programs // (SLAB_PROGRAMS * num_sms)))
 
@@ -129,7 +133,8 @@ def _table(rows: list, width: int, device: torch.device) -> Tensor:
 
 
 def _pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
-    return Pieces(_table(sorted(rows, key=lambda row: -row[3]), 6, device), len(rows))
+    rows = sorted(rows, key=lambda row: -row[3])
+    return Pieces(_table(rows, 6, device), len(rows), rows[0][3] if rows else 0)
 
 
 def _cut(
@@ -193,6 +198,7 @@ def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) 
         _pieces(pieces, device),
         segments,
         bool(chunks) and not chunks[0].is_first,
+        any(c.export >= 0 and not c.is_last for c in filled),
     )
 
 

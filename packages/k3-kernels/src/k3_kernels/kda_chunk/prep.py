@@ -10,6 +10,7 @@ exponent counted from the chunk's middle, T / 2, this kernel stores
     mix    = q with k, causal         reads of the chunk's own writes      [chunk, chunk]
     half   = e^(T/2)                  from an end of the chunk to its middle          [K]
     norms  = -1 / |k|, scale / |q|                                         [2, chunk]
+    bound  = log2 of a bound of how much of a state is left after the chunk (with HAS_BOUND)
 
 with keys and queries as they came: their norms are in `solve` (rows, one side of the products with
 `writes`) and `norms`. Tiles are whole, and rows beyond the end of a sequence have beta 0, so that
@@ -24,6 +25,9 @@ select, never by a product with zero. 16-bit operands take log decays in float16
 Inverse: masked doubling, X <- X - X (L in the lower left b x b of each 2b x 2b) X, b = 1, 2, 4, ...
 Each stage is an exact block inverse, without the cancellation of a Neumann series; entries of X
 and L are at most 1, so half precision operands keep 10 bits (as tf32 does) at twice its rate.
+
+Bound: a token multiplies the state by diag(e^g) (I - beta k k^T), whose norm is at most the largest
+e^g of its channels, since beta and |k| are at most 1; a chunk by at most the product of these.
 
 The norm of a key is the diagonal of the gram matrix, where the decays cancel.
 Legend: K channels, BT chunk, BK = K rounded up to a power of two, BC a block of its channels.
@@ -75,6 +79,7 @@ def prep_kernel(
     mix_ptr,
     half_ptr,
     norm_ptr,
+    bound_ptr,
     num_heads,
     lower_bound,
     scale,
@@ -93,6 +98,7 @@ def prep_kernel(
     BT: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_READS: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
     OPERAND: tl.constexpr,
     SUMS: tl.constexpr,
     SOLVE: tl.constexpr,
@@ -133,6 +139,7 @@ def prep_kernel(
     gram = tl.zeros((BT, BT), dtype=tl.float32)
     mix = tl.zeros((BT, BT), dtype=tl.float32)
     q_square = tl.zeros((BT,), dtype=tl.float32)
+    least = tl.full((BT, BC), 1e30, tl.float32)
     # The log decays go in without their sign.
     to_middle = tl.where(j < count, tl.where(i >= j, -0.5, 0.5), 0.0).to(SUMS)
     for block in tl.range(0, BK, BC, num_stages=STAGES):
@@ -145,7 +152,10 @@ def prep_kernel(
         bias = _load(dt_bias_ptr, channel, is_in, K < BK).to(tl.float32)
         g = tl.exp2((gate + bias) * rate)
         root = tl.rsqrt(inverse_bound + inverse_bound * g)
-        middle = tl.dot(to_middle, (root * root).to(SUMS), input_precision=SUM_PRECISION)
+        g = root * root
+        if HAS_BOUND:
+            least = tl.minimum(least, g if K == BK else tl.where(is_in, g, 1e30))
+        middle = tl.dot(to_middle, g.to(SUMS), input_precision=SUM_PRECISION)
         up = tl.exp2(middle)
         k_down = (k * tl.exp2(-middle)).to(OPERAND)
         k_up = (k * up).to(OPERAND)
@@ -160,6 +170,8 @@ def prep_kernel(
             tl.store(reads_ptr + block + tile, q_up)
             mix = tl.dot(q_up, k_columns, acc=mix, input_precision=PRECISION)
 
+    if HAS_BOUND:
+        tl.store(bound_ptr + pid, -tl.sum(tl.where(is_row, tl.min(least, 1), 0.0)))
     beta = tl.load(
         beta_ptr + (first + row) * stride_bt + head * stride_bh, mask=is_row, other=0.0
     ).to(tl.float32)

@@ -16,7 +16,9 @@ Three products depend on each other in a chunk; the output hangs off the chain. 
 0.6 ms at T = 8192, H = 96 on an H200, against less than 0.1 ms here).
 
 As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks and with the
-identity and no values for the others, ends in the affine map (S, M) of the piece.
+identity and no values for the others, ends in the affine map (S, M) of the piece. With a bound of
+what the chunks leave of a state (prep.py) it may begin late, where less than 2^forget of any state
+is left at the piece's end: M is then 0, and S made of the last chunks only.
 Legend: K, V channels, BT chunk, BK, BV blocks; workspace tiles are [chunks, heads, ...].
 """
 
@@ -35,6 +37,7 @@ def scan_kernel(
     mix_ptr,
     half_ptr,
     norm_ptr,
+    bound_ptr,
     piece_ptr,
     chunk_ptr,
     initial_ptr,
@@ -42,6 +45,7 @@ def scan_kernel(
     map_ptr,
     export_ptr,
     num_heads,
+    forget,
     stride_vt,
     stride_vh,
     stride_ot,
@@ -58,15 +62,17 @@ def scan_kernel(
     HAS_CARRY: tl.constexpr,
     HAS_FINAL: tl.constexpr,
     HAS_EXPORTS: tl.constexpr,
+    IS_UNEVEN: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """piece_ptr: int64 [pieces, 6]: first token, tokens, first chunk, chunks, index of the initial
-    state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr, read
-    with HAS_EXPORTS only: int64 [chunks, 3], first token, tokens, index of the state to export
-    after it (-1: none). Without exports all chunks of a piece but the last are full.
-    Grid: pieces x heads x blocks."""
+    state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr: int64
+    [chunks, 3], first token, tokens, index of the state to export after it (-1: none). Unless
+    IS_UNEVEN all chunks of a piece but the last are full. MAX_CHUNKS of a piece: 0 without bounds,
+    else a power of two. Grid: pieces x heads x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads
@@ -78,6 +84,21 @@ def scan_kernel(
     initial_index = tl.load(piece_ptr + 4)
     final_index = tl.load(piece_ptr + 5)
 
+    if MAX_CHUNKS > 0:
+        place = tl.arange(0, MAX_CHUNKS)
+        is_chunk = place < num_chunks
+        bound_ptr += first_chunk * num_heads + head
+        left = tl.load(bound_ptr + place * num_heads, mask=is_chunk, other=0.0)
+        is_late = (tl.cumsum(left, 0, reverse=True) <= forget) & is_chunk
+        skipped = tl.max(tl.where(is_late, place, 0), 0)
+        is_forgotten = tl.max(is_late.to(tl.int32), 0) > 0
+        # The map of a piece that forgets is zero; its blocks have nothing to do.
+        skipped = tl.where(is_forgotten & (block >= NUM_VALUE_BLOCKS), num_chunks, skipped)
+        first_chunk += skipped
+        num_chunks -= skipped
+        num_tokens -= skipped * BT
+        first = tl.load(chunk_ptr + 3 * first_chunk, mask=num_chunks > 0, other=0)
+
     row = tl.arange(0, BT)
     channel = tl.arange(0, BK)
     value = block * BV + tl.arange(0, BV)
@@ -86,6 +107,8 @@ def scan_kernel(
     unit = value - NUM_VALUE_BLOCKS * BV
     if IS_SUMMARY:
         state = tl.where(unit[:, None] == channel[None, :], 1.0, 0.0)
+        if MAX_CHUNKS > 0:
+            state = tl.where(is_forgotten, 0.0, state)
     else:
         state = tl.zeros((BV, BK), dtype=tl.float32)
         if HAS_INITIAL:
@@ -112,7 +135,7 @@ def scan_kernel(
     # With a number of stages the vectors, which feed no product, are loaded ahead as well.
     for step in tl.range(0, num_chunks, num_stages=STAGES):
         count = tl.minimum(num_tokens - step * BT, BT)
-        if HAS_EXPORTS:
+        if IS_UNEVEN:
             count = tl.load(chunk_ptr + 3 * (first_chunk + step) + 1)
         is_token = (row < count)[:, None] & is_value
         half = tl.load(half_ptr)[None, :]

@@ -68,15 +68,15 @@ def test_chunks_end_where_states_are_exported():
 
 
 def test_full_cards_are_not_cut_and_idle_ones_are():
-    assert choose_segments((8192,), 64, 96, 1, 132) == 0
-    assert choose_segments((1024,) * 8, 64, 96, 1, 132) == 0
-    cut = choose_segments((65536,), 64, 2, 1, 132)
-    assert 0 < cut <= 512
-    assert choose_segments((64,), 64, 1, 1, 132) == 0
-    assert choose_segments((), 64, 1, 1, 132) == 0
+    assert choose_segments((8192,), 32, 96, 2, 132) == 0
+    assert choose_segments((1024,) * 8, 32, 96, 2, 132) == 0
+    assert 0 < choose_segments((8192,), 32, 24, 2, 132) <= 86
+    assert 0 < choose_segments((65536,), 32, 2, 2, 132) <= 128
+    assert choose_segments((32,), 32, 1, 2, 132) == 0
+    assert choose_segments((), 32, 1, 2, 132) == 0
 
 
 def test_slabs_are_cut_where_prep_still_fills_the_card():
-    assert choose_slabs((8192,), 32, 96, 132) == 4
-    assert choose_slabs((300, 200), 32, 96, 132) == 1
+    assert choose_slabs((8192,), 32, 96, 132) == 1
+    assert choose_slabs((65536,), 32, 96, 132) == 8
     assert choose_slabs((), 32, 96, 132) == 1
