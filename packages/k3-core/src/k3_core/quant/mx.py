@@ -21,6 +21,11 @@ E2M1_VALUES = (*_MAGNITUDES, *(-one for one in _MAGNITUDES))
 _SCALES = (*(2.0 ** (byte - 127) for byte in range(255)), float("nan"))
 # Above this scale a code of 4 or 6 leaves the range of float32 and bfloat16.
 _MAX_SCALE = 252
+_TWICE_AS_WIDE = {
+    torch.bfloat16: torch.int32,
+    torch.float32: torch.int64,
+    torch.float64: torch.complex128,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +78,10 @@ class MXTensor:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [..., N]; exact in float32, float64 and bfloat16, rounded in float16."""
         exact = torch.float32 if dtype == torch.float16 else dtype
-        pairs = _byte_table(self.device, exact)[self.packed.int()]  # [..., P, 2]
-        factors = _scale_table(self.device, exact)[self.scale.int()]  # [..., G]
-        blocks = pairs.view(*self.scale.shape, BLOCK) * factors.unsqueeze(-1)
-        return blocks.view(self.shape).to(dtype)
+        pairs = _byte_table(self.device, exact).index_select(0, self.packed.reshape(-1).int())
+        factors = _scale_table(self.device, exact).index_select(0, self.scale.reshape(-1).int())
+        blocks = pairs.view(exact).view(*self.scale.shape, BLOCK)
+        return blocks.mul_(factors.view(*self.scale.shape, 1)).view(self.shape).to(dtype)
 
 
 def bad_scale(scale: Tensor) -> str | None:
@@ -90,9 +95,13 @@ def bad_scale(scale: Tensor) -> str | None:
 
 @functools.cache
 def _byte_table(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[256, 2]: the two values of a byte, even column first."""
+    """[256]: the two values of a byte, even column first, as one element twice as wide as `dtype`.
+
+    A gather of one element is many times as fast as one of two.
+    """
     pairs = [(E2M1_VALUES[byte & 15], E2M1_VALUES[byte >> 4]) for byte in range(256)]
-    return torch.tensor(pairs, dtype=torch.float64).to(device=device, dtype=dtype)
+    table = torch.tensor(pairs, dtype=torch.float64).to(device=device, dtype=dtype)
+    return table.view(_TWICE_AS_WIDE[dtype]).flatten()
 
 
 @functools.cache
