@@ -16,7 +16,7 @@ from k3_kernels.kda_chunk.plan import make_plan
 
 TOKENS, HEADS, DIM, BOUND = 150, 2, 16, -5.0
 BLOCKS = Blocks(16, 16, scan_stages=1, prep_stages=1)
-FAST, MEDIUM, SLOW = 1.0, -1.5, -6.5
+FAST, MEDIUM, SLOW = 1.0, -0.5, -6.5
 WHOLE = replace(IEEE, forget=None)
 
 
