@@ -53,7 +53,7 @@ def kda_replay(
     check_pool("kda_replay", state_SHVK, slots_B, counts, (num_rows, num_tokens))
     if num_rows == 0 or num_tokens == 0:
         return
-    blocks = choose_step_blocks(num_k, num_v)
+    blocks = choose_step_blocks(num_k, num_v, num_rows * num_heads)
     num_blocks = -(-num_v // blocks.values)
     records = [last_contiguous(x) for x in (k_BWHK, gate_BWHK, writes_BWHV)]
     replay_kernel[(num_rows * num_heads * num_blocks,)](

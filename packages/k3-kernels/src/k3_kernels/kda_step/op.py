@@ -97,7 +97,7 @@ def kda_step(
     o_BWHV = torch.empty(v_BWHV.shape, dtype=v_BWHV.dtype, device=v_BWHV.device)
     if o_BWHV.numel() == 0:
         return o_BWHV
-    blocks = blocks or choose_step_blocks(num_k, num_v)
+    blocks = blocks or choose_step_blocks(num_k, num_v, num_rows * num_heads)
     num_blocks = -(-num_v // blocks.values)
     inputs = [last_contiguous(x) for x in (q_BWHK, k_BWHK, v_BWHV, gate_BWHK)]
     commit = slots_B if num_commit_B is None else num_commit_B

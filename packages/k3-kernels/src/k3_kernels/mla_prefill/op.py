@@ -122,7 +122,10 @@ def _run(
     is_tma = tile.is_tma and fits_descriptors(k_SHD, v_SHV) and value_dim >= 8
     if is_tma:
         triton.set_allocator(_scratch)
-    power = 1 << (dim.bit_length() - 1)
+    power, value_pad = 1 << (dim.bit_length() - 1), triton.next_power_of_2(value_dim)
+    rest = max(16, triton.next_power_of_2(dim - power)) if dim > power else 0
+    # Three stages of wider heads exceed the 227 KB of shared memory of a multiprocessor.
+    most_stages = tile.num_stages if power + rest + value_pad <= 384 else 2
     mla_prefill_kernel[(num_heads * num_tiles,)](
         q_THD,
         k_SHD,
@@ -140,9 +143,9 @@ def _run(
         scale * math.log2(math.e),
         D=dim,
         DA=power,
-        DB=max(16, triton.next_power_of_2(dim - power)) if dim > power else 16,
+        DB=rest or 16,
         V=value_dim,
-        VPAD=triton.next_power_of_2(value_dim),
+        VPAD=value_pad,
         NPAD=triton.next_power_of_2(num_sequences),
         HAS_MAX=return_max,
         IS_TMA=is_tma,
@@ -150,7 +153,7 @@ def _run(
         BN=tile.keys,
         PRECISION=dot_precision(q_THD.dtype),
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=min(tile.num_stages, most_stages),
     )
     return max_MH.amax(0) if return_max else None
 

@@ -107,6 +107,7 @@ def test_values_are_checked_where_that_does_not_wait_for_a_gpu(slots, commits, e
 
 
 @pytest.mark.parametrize("num_k, num_v", [(128, 128), (16, 1), (256, 256)])
-def test_blocks_fit_the_state(num_k, num_v):
-    blocks = choose_step_blocks(num_k, num_v)
+@pytest.mark.parametrize("num_states", [1, 768, 24576])
+def test_blocks_fit_the_state(num_k, num_v, num_states):
+    blocks = choose_step_blocks(num_k, num_v, num_states)
     assert blocks.values <= max(16, num_v) and blocks.warps in (1, 2, 4, 8)

@@ -63,6 +63,14 @@ def test_prefill_in_half_keeps_a_float32_output(device):
     assert torch.equal(got.half(), rounded)
 
 
+def test_prefill_of_the_widest_heads(device):
+    # On a GPU three stages of 256 + 256 values would not fit.
+    args, named = _prefill_args((20,), (33,), device, (256, 256), 1)
+    half = [x.half() for x in args]
+    expected = prefill_reference(*(x.double() for x in half), **named)
+    assert relative_error(mla_prefill(*half, **named), expected) < 1e-3
+
+
 @pytest.mark.parametrize("is_tma", [False, True])
 def test_prefill_keeps_nan_and_tail_memory_out(is_tma, device, monkeypatch):
     # Rows behind a sequence are masked as keys and as values: 0 * NaN is NaN
