@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.tuning import tuned
 
-
 ONE_WAVE = 192
 """States that an H200 starts at once as programs of several warps each."""
 FEW_STATES = 1536
