@@ -119,7 +119,7 @@ def kda_chunk(
     def run(tensors: Sequence[Tensor], lengths: Sequence[int], state: Tensor) -> list[Tensor]:
         plan = chunk_plan(tuple(lengths), num_heads, CHUNK, state.device)
         settings = Settings(plan, lower_bound, scale, dtype)
-        return list(_run(Inputs(*tensors, state), settings))
+        return list(_run(Inputs._make((*tensors, state)), settings))
 
     if checkpoints_EHVK is None:
         o_THV, final_NHVK = run(heads, lengths, initial_state_NHVK)

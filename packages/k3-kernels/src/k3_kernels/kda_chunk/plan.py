@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, zip_longest
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -84,7 +84,7 @@ class Plan:
 class _Chunk(NamedTuple):
     sequence: int
     first: int
-    count: int
+    tokens: int
     export: int
     is_first: bool
     is_last: bool
@@ -143,8 +143,8 @@ def _cut(
     """The chunks of all sequences; one ends where a state is exported. An empty sequence has one
     empty chunk, so that its state passes through."""
     start = number = 0
-    for n, (length, offsets) in enumerate(zip_longest(lengths, exports, fillvalue=())):
-        token = 0
+    for n, length in enumerate(lengths):
+        offsets, token = exports[n] if exports else (), 0
         for end in sorted({*offsets, length}):
             for first in range(token, end, chunk) if end else (0,):
                 last = min(first + chunk, end)
@@ -164,7 +164,7 @@ def _cut(
 
 def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) -> Slab:
     """Tables of one slab."""
-    filled = [c for c in chunks if c.count]
+    filled = [c for c in chunks if c.tokens]
     pieces: list[tuple[int, ...]] = []
     maps: list[tuple[int, ...]] = []
     runs: list[tuple[int, ...]] = []
@@ -173,18 +173,18 @@ def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) 
     for n, group in groupby(chunks, key=lambda c: c.sequence):
         part = list(group)
         initial = n if part[0].is_first else -1 - n
-        own = [c for c in part if c.count]
+        own = [c for c in part if c.tokens]
         size = segment_chunks or max(len(own), 1)
         parts.append((len(runs), initial))
         for at in range(0, max(len(own), 1), size):
             cut, j = own[at : at + size], len(runs)
-            first, tokens = part[0].first if not cut else cut[0].first, sum(c.count for c in cut)
+            first, tokens = part[0].first if not cut else cut[0].first, sum(c.tokens for c in cut)
             piece = (first, tokens, first_chunk + at, len(cut))
             is_last = at + size >= len(own)
             runs.append((*piece, j, n if is_last else -1))
             if not is_last:
                 maps.append((*piece, j, j))
-        pieces.append((part[0].first, sum(c.count for c in own), first_chunk, len(own), initial, n))
+        pieces.append((part[0].first, sum(c.tokens for c in own), first_chunk, len(own), initial, n))
         first_chunk += len(own)
     segments = None
     if maps:
@@ -193,7 +193,7 @@ def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) 
             _pieces(maps, device), _pieces(runs, device), _table(parts, 2, device), len(runs)
         )
     return Slab(
-        _table([(c.first, c.count, c.export) for c in filled], 3, device),
+        _table([(c.first, c.tokens, c.export) for c in filled], 3, device),
         len(filled),
         _pieces(pieces, device),
         segments,
