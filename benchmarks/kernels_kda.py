@@ -110,14 +110,12 @@ def chunked_bytes(row: Chunked, dim: int) -> int:
 def chunked_error(row: Chunked, inputs: Inputs) -> tuple[float, float]:
     """RMS error ratio of o and of the final state on the first two heads, against float64."""
     heads = slice(0, 2)
-    args = [x[:, heads] for x in inputs.args[:5]] + [x[heads] for x in inputs.args[5:]]
-    state = inputs.named["initial_state_NHVK"][:, heads]
-    named = {**inputs.named, "initial_state_NHVK": state}
-    o, final = kda_chunk(*args, **named)
-    expected = oracle(
-        *(x.double() for x in args), **{**named, "initial_state_NHVK": state.double()}
-    )
-    pairs = zip((o, final), expected, strict=True)
+    o, final = kda_chunk(*inputs.args, **inputs.named)
+    args = [x[:, heads].double() for x in inputs.args[:5]]
+    args += [x[heads].double() for x in inputs.args[5:]]
+    state = inputs.named["initial_state_NHVK"][:, heads].double()
+    expected = oracle(*args, **{**inputs.named, "initial_state_NHVK": state})
+    pairs = zip((o[:, heads], final[:, heads]), expected, strict=True)
     ratios = [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
     return ratios[0], ratios[1]
 

@@ -184,7 +184,9 @@ def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) 
             runs.append((*piece, j, n if is_last else -1))
             if not is_last:
                 maps.append((*piece, j, j))
-        pieces.append((part[0].first, sum(c.tokens for c in own), first_chunk, len(own), initial, n))
+        pieces.append(
+            (part[0].first, sum(c.tokens for c in own), first_chunk, len(own), initial, n)
+        )
         first_chunk += len(own)
     segments = None
     if maps:
