@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     mix_warps: int
 
 
-TILE = Tile(16, 128, 4, 256, 4)
+TILE = Tile(32, 128, 4, 128, 4)
 SCORE_PROGRAMS, MAX_PARTS = 512, 8
 """Few tokens: the width is cut until about this many programs share the scores."""
 

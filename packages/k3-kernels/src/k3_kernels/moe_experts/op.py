@@ -32,9 +32,11 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# By rows an expert gets on average: (largest average, plain weights, packed weights).
+# By rows an expert gets on average: (largest average, plain weights, packed weights). On an H200,
+# 112 experts of 3584 -> 6144 in MXFP4 and 128 rows: 415 us with 8 rows, 480 us with 16.
 TILES = (
-    (16, Tile(16, 64, 128, 4, 4), Tile(16, 64, 32, 4, 4)),
+    (4, Tile(16, 64, 128, 4, 4), Tile(8, 64, 32, 4, 3)),
+    (16, Tile(16, 64, 128, 4, 4), Tile(16, 64, 32, 4, 2)),
     (48, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
     (96, Tile(64, 128, 64, 8, 3), Tile(64, 128, 32, 8, 3)),
     (float("inf"), Tile(128, 128, 64, 8, 3), Tile(128, 128, 16, 8, 3)),

@@ -13,7 +13,7 @@ from k3_kernels.mx_quantize.kernel import mxfp4_kernel, mxfp8_kernel
 
 LARGEST = 6.0 * 2.0**125
 # Blocks of 32 values and warps of a program.
-TILE = (64, 4)
+TILE = (256, 4)
 SCALE_RULES = ("floor", "ceil")
 
 

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
     num_registers: int | None = None
 
 
-TILE = Tile(8, 4, 256, 4, 128)
+TILE = Tile(8, 4, 128, 2, 128)
 
 
 def short_conv(
