@@ -144,8 +144,7 @@ def main() -> None:
         results += [result for row in steps for result in decode_rows(row)]
         print(table(results, rate))
     if args.out:
-        device = torch.cuda.get_device_name()
-        record = {"device": device, "torch": torch.__version__, "copy_rate": rate, "rows": results}
+        record = {**timing.run_record(), "copy_rate": rate, "rows": results}
         args.out.write_text(json.dumps(record, indent=1))
 
 

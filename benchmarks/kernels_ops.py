@@ -132,7 +132,7 @@ def main() -> None:
     for result in run_rows(args.only, args.sweep):
         results.append(asdict(result))
         if args.out:
-            record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+            record = timing.run_record()
             args.out.write_text(json.dumps({**record, "rows": results}, indent=1))
 
 

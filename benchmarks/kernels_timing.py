@@ -1,11 +1,25 @@
 """Timing on a CUDA device for benchmarks/kernels.py: events, graph replay, the copy rate."""
 
+import datetime
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
+import triton
 
 WARMUP = 10
+
+
+def run_record() -> dict[str, str]:
+    """When, where and how the figures of a file were taken."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "command": "python " + " ".join(sys.argv),
+    }
 
 
 def event_us(run: Callable[[], object], repeats: int) -> float:
