@@ -18,7 +18,7 @@ import uvicorn
 from k3_core import K3Tokenizer
 from k3_core.engine import Event, EventStream, Request, TokenLogprob, fold_events
 from k3_core.engine.stops import StopWatch
-from k3_serve.app import create_app
+from k3_serve.api.app import create_app
 from k3_serve.limits import Limits
 
 torch.set_num_threads(1)

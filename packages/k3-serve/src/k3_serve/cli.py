@@ -34,7 +34,7 @@ def serve(
     import uvicorn
 
     from k3_core.engine.load import load_engine
-    from k3_serve.app import create_app
+    from k3_serve.api.app import create_app
 
     if threads:
         torch.set_num_threads(threads)

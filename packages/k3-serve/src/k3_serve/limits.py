@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from k3_serve.errors import error_body
+from k3_serve.api.errors import error_body
 
 
 @dataclass(frozen=True)

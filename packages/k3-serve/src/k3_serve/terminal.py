@@ -59,11 +59,11 @@ class LocalBackend:
         """The chunks of a chat request; K3Error for what the server would refuse."""
         from pydantic import ValidationError
 
-        from k3_serve import chat
-        from k3_serve.errors import ApiError
+        from k3_serve.api import chat
+        from k3_serve.api.errors import ApiError
+        from k3_serve.api.runs import Run
+        from k3_serve.api.schemas import ChatRequest
         from k3_serve.limits import Limits
-        from k3_serve.runs import Run
-        from k3_serve.schemas import ChatRequest
 
         try:
             request = ChatRequest.model_validate(body)

@@ -16,7 +16,7 @@ from k3_core.cli.chat_client import ChatClient
 from k3_core.engine import Request, Sampling, SimpleEngine
 from k3_core.engine.load import load_engine
 from k3_core.errors import K3Error
-from k3_serve.app import create_app
+from k3_serve.api.app import create_app
 
 CHAT = [{"role": "user", "content": "hi"}]
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from k3_serve.app import create_app
+from k3_serve.api.app import create_app
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = "<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"

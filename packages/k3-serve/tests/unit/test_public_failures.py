@@ -10,8 +10,8 @@ import zlib
 import httpx
 import pytest
 
-from k3_serve.app import create_app
-from k3_serve.choice import ChatChoice
+from k3_serve.api.app import create_app
+from k3_serve.api.choice import ChatChoice
 
 ANSWER = "why<|close|>think<|sep|><|open|>response<|sep|>{}"
 CLOSED = "<|close|>response<|sep|>{}<|close|>message<|sep|><|end_of_msg|>"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from k3_core.engine import Sampling
 from k3_core.engine.protocol import MAX_SEED
-from k3_serve.errors import bad_request
+from k3_serve.api.errors import bad_request
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
-    from k3_serve.schemas import SamplingFields
+    from k3_serve.api.schemas import SamplingFields
 
 
 def choices_of(

@@ -15,7 +15,7 @@ from k3_core.xtml import (
     ToolCallStart,
     XtmlParser,
 )
-from k3_serve.usage import logprob_entry
+from k3_serve.api.usage import logprob_entry
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer

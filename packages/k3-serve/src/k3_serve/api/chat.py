@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Request
 from k3_core.engine.wire import add_delta
-from k3_serve.choice import ChatChoice
-from k3_serve.errors import ApiError, bad_request
-from k3_serve.fold import Chunk, fold_choices
+from k3_serve.api.choice import ChatChoice
+from k3_serve.api.errors import ApiError, bad_request
+from k3_serve.api.fold import Chunk, fold_choices
+from k3_serve.api.media import read_images
+from k3_serve.api.runs import Run
+from k3_serve.api.sampling import choices_of
+from k3_serve.api.schemas import ChatRequest
+from k3_serve.api.usage import usage_of
+from k3_serve.api.validate import check_chat, check_effort
 from k3_serve.limits import Limits
-from k3_serve.media import read_images
-from k3_serve.runs import Run
-from k3_serve.sampling import choices_of
-from k3_serve.schemas import ChatRequest
-from k3_serve.usage import usage_of
-from k3_serve.validate import check_chat, check_effort
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer

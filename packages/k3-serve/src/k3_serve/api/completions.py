@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Request
-from k3_serve.errors import bad_request
-from k3_serve.fold import Chunk, fold_choices
+from k3_serve.api.errors import bad_request
+from k3_serve.api.fold import Chunk, fold_choices
+from k3_serve.api.runs import Run
+from k3_serve.api.sampling import choices_of, stop_strings
+from k3_serve.api.schemas import CompletionRequest
+from k3_serve.api.text_choice import Prompt, TextChoice
+from k3_serve.api.usage import usage_of
 from k3_serve.limits import Limits
-from k3_serve.runs import Run
-from k3_serve.sampling import choices_of, stop_strings
-from k3_serve.schemas import CompletionRequest
-from k3_serve.text_choice import Prompt, TextChoice
-from k3_serve.usage import usage_of
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from k3_core.xtml.options import EFFORTS, RESPONSE_FORMATS, TOOL_CHOICES
-from k3_serve.errors import bad_request
+from k3_serve.api.errors import bad_request
+from k3_serve.api.schemas import ChatRequest
 from k3_serve.limits import Limits
-from k3_serve.schemas import ChatRequest
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k3_core.engine import Images
-from k3_serve.errors import bad_request
+from k3_serve.api.errors import bad_request
 from k3_serve.limits import Limits
 
 DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)

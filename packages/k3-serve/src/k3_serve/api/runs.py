@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import Request as HttpRequest
 
 from k3_core.engine import Engine, Event, Handle, Request
-from k3_serve.errors import ApiError, bad_request
+from k3_serve.api.errors import ApiError, bad_request
 
 
 class Run:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Event, Handle, StopMatcher, TokenLogprob
 from k3_core.tokenizer import Utf8Stream
-from k3_serve.usage import LOWEST, spelling
+from k3_serve.api.usage import LOWEST, spelling
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer

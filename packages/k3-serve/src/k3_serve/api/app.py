@@ -12,13 +12,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from k3_core.engine import Engine
-from k3_serve import chat, completions
 from k3_serve.__about__ import __version__
-from k3_serve.errors import ApiError, install, unexpected
-from k3_serve.fold import Chunk
+from k3_serve.api import chat, completions
+from k3_serve.api.errors import ApiError, install, unexpected
+from k3_serve.api.fold import Chunk
+from k3_serve.api.runs import Run, on_disconnect
+from k3_serve.api.schemas import ChatRequest, CompletionRequest, SamplingFields
 from k3_serve.limits import BodyLimit, Limits
-from k3_serve.runs import Run, on_disconnect
-from k3_serve.schemas import ChatRequest, CompletionRequest, SamplingFields
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
