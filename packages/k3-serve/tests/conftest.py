@@ -20,6 +20,7 @@ from k3_core.engine import Event, EventStream, Request, TokenLogprob, fold_event
 from k3_core.engine.stops import StopWatch
 from k3_serve.api.app import create_app
 from k3_serve.limits import Limits
+from k3_serve.settings import Settings
 
 torch.set_num_threads(1)
 MODEL = "scripted"
@@ -139,7 +140,7 @@ def read_events() -> Callable[[httpx.Response], list[Any]]:
 @pytest.fixture
 def app(engine: ScriptedEngine, tokenizer: K3Tokenizer) -> Any:
     limits = Limits(max_body_bytes=200_000, max_images=2, max_image_pixels=10_000, max_prompts=8)
-    return create_app(engine, tokenizer, MODEL, limits)
+    return create_app(engine, tokenizer, MODEL, Settings(limits))
 
 
 @pytest.fixture

@@ -18,19 +18,21 @@ from k3_serve.api.errors import ApiError, install, unexpected
 from k3_serve.api.fold import Chunk
 from k3_serve.api.runs import Run, on_disconnect
 from k3_serve.api.schemas import ChatRequest, CompletionRequest, SamplingFields
-from k3_serve.limits import BodyLimit, Limits
+from k3_serve.ops.install import install_guards
+from k3_serve.settings import Settings
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
 
 
 def create_app(
-    engine: Engine, tokenizer: K3Tokenizer, model_id: str, limits: Limits | None = None
+    engine: Engine, tokenizer: K3Tokenizer, model_id: str, settings: Settings | None = None
 ) -> FastAPI:
     """The application that serves one model under the name `model_id`."""
-    limits = limits or Limits()
+    settings = settings or Settings()
+    limits = settings.limits
     app = FastAPI(title="k3-serve", version=__version__)
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
+    install_guards(app, settings)
     install(app)
     _add_models(app, model_id, engine.max_length)
 

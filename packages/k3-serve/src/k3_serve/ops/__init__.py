@@ -1,0 +1,1 @@
+"""What surrounds the API: keys, limits, remote media, metrics, health, admin (serving 8)."""
