@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from k3_core import K3ForConditionalGeneration
+from k3_core.model import SequenceBatch
 
 LOGITS, HIDDEN, STATE = 5e-4, 1e-3, 1e-4
 WRAPPED = ("mm_tiny", "mxfp4_tiny")
@@ -75,7 +76,7 @@ def check_cache(model, cache, expected):
             part = cache.conv_state(layer).chunk(3, dim=1)["qkv".index(what[-1])]
             close(part, value[..., 1:], STATE)
         else:
-            pages, _ = cache.latent_pages(layer, torch.tensor([0]))
+            pages, _ = cache.latent_pages(layer, SequenceBatch.from_lengths([0], cache=cache))
             attention = model.language_model.model.layers[layer].self_attn
             key_SHD, value_SHV = attention.expand(pages[0, : cache.lengths[0]])
             actual = key_SHD if what == "mla_key" else value_SHV

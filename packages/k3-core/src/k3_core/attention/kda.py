@@ -1,6 +1,7 @@
 """Kimi Delta Attention (report 1.1, architecture 3.2).
 
-T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width.
+T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width,
+J = W - 1 remembered inputs, E checkpoints.
 """
 
 from __future__ import annotations
@@ -73,10 +74,15 @@ class KimiDeltaAttention(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        q_THK, k_THK, v_THK = self._convolved(x_TD, batch)
-        gate_THK = self._heads(self.f_b_proj(self.f_a_proj(x_TD)))
-        inputs = (q_THK, k_THK, v_THK, gate_THK, self.b_proj(x_TD))
-        o_THK = self._step(inputs, batch) if batch.is_decode else self._chunk(inputs, batch)
+        qkv, windows_ECJ = self._convolved(x_TD, batch)
+        inputs = (*qkv, self._heads(self.f_b_proj(self.f_a_proj(x_TD))), self.b_proj(x_TD))
+        split = batch.num_decode
+        parts = []
+        if split:
+            parts.append(self._step([x[:split] for x in inputs], batch.decoding))
+        if split == 0 or not batch.is_decode:
+            parts.append(self._chunk([x[split:] for x in inputs], batch, windows_ECJ))
+        o_THK = parts[0] if len(parts) == 1 else torch.cat(parts)
         y_THK = self.ops.gated_rms_norm(
             o_THK, self.o_norm.weight, self._heads(self._output_gate(x_TD)), eps=self.o_norm.eps
         )
@@ -90,43 +96,59 @@ class KimiDeltaAttention(nn.Module):
     def _heads(self, x_TC: Tensor) -> Tensor:
         return x_TC.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _convolved(self, x_TD: Tensor, batch: SequenceBatch) -> list[Tensor]:
-        """q, k, v after the convolution and SiLU; one call for the three."""
+    def _convolved(self, x_TD: Tensor, batch: SequenceBatch) -> tuple[list[Tensor], Tensor | None]:
+        """q, k, v after the convolution and SiLU, one call for the three; checkpoints' windows."""
         qkv_TC = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=-1)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         weight_C1W = torch.cat([conv.weight for conv in convs])
         cached = None if batch.cache is None else batch.cache.conv_state(self.layer)
-        y_TC, final_NCW = self.ops.short_conv(
+        initial_NCJ = None if cached is None else cached[batch.slots_N]
+        y_TC, final_NCJ = self.ops.short_conv(
             qkv_TC,
             weight_C1W,
             cu_seqlens_N1=batch.cu_seqlens_N1,
             seqlens=batch.seqlens,
-            initial_state_NCW=None if cached is None else cached[batch.slots_N],
+            initial_state_NCW=initial_NCJ,
             output_final_state=cached is not None,
         )
+        windows_ECJ = None
         if cached is not None:
-            cached[batch.slots_N] = final_NCW.to(cached.dtype)
-        return [self._heads(part) for part in y_TC.chunk(3, dim=-1)]
+            cached[batch.slots_N] = final_NCJ.to(cached.dtype)
+            if batch.checkpoints is not None:
+                windows_ECJ = _windows(qkv_TC, initial_NCJ, batch)
+        return [self._heads(part) for part in y_TC.chunk(3, dim=-1)], windows_ECJ
 
     def _decay(self) -> tuple[Tensor, Tensor]:
         return self.A_log, self.dt_bias.view(self.num_heads, self.head_dim)
 
-    def _chunk(self, inputs: tuple[Tensor, ...], batch: SequenceBatch) -> Tensor:
-        cached = None if batch.cache is None else batch.cache.kda_state(self.layer)
+    def _chunk(
+        self, inputs: list[Tensor], batch: SequenceBatch, windows_ECJ: Tensor | None
+    ) -> Tensor:
+        """The sequences behind the decoding ones; their checkpoints are put on the way."""
+        part = batch.prefilling
+        cached = None if part.cache is None else part.cache.kda_state(self.layer)
+        offsets = states_EHVK = None
+        if batch.checkpoints is not None and cached is not None and windows_ECJ is not None:
+            offsets = batch.checkpoints.offsets[batch.num_decode :]
+            states_EHVK = cached.new_empty(len(windows_ECJ), *cached.shape[1:])
         o_THV, final_NHVK = self.ops.kda_chunk(
             *inputs,
             *self._decay(),
             lower_bound=self.lower_bound,
-            cu_seqlens_N1=batch.cu_seqlens_N1,
-            seqlens=batch.seqlens,
-            initial_state_NHVK=None if cached is None else cached[batch.slots_N],
+            cu_seqlens_N1=part.cu_seqlens_N1,
+            seqlens=part.seqlens,
+            initial_state_NHVK=None if cached is None else cached[part.slots_N],
             output_final_state=cached is not None,
+            checkpoint_offsets=offsets,
+            checkpoints_EHVK=states_EHVK,
         )
         if cached is not None:
-            cached[batch.slots_N] = final_NHVK
+            cached[part.slots_N] = final_NHVK
+        if states_EHVK is not None:
+            batch.checkpoints.put(self.layer, states_EHVK, windows_ECJ)
         return o_THV
 
-    def _step(self, inputs: tuple[Tensor, ...], batch: SequenceBatch) -> Tensor:
+    def _step(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
         assert batch.cache is not None
         one_token = [x[:, None] for x in inputs]
         o_BWHV = self.ops.kda_step(
@@ -137,3 +159,17 @@ class KimiDeltaAttention(nn.Module):
             lower_bound=self.lower_bound,
         )
         return o_BWHV[:, 0]
+
+
+def _windows(qkv_TC: Tensor, initial_NCJ: Tensor, batch: SequenceBatch) -> Tensor:
+    """Last J inputs of the convolutions after each checkpoint's token, oldest first."""
+    assert batch.checkpoints is not None
+    width = initial_NCJ.shape[-1]
+    windows = [initial_NCJ[:0]]
+    for x_LC, old_CJ, offsets in zip(
+        qkv_TC.split(batch.seqlens), initial_NCJ, batch.checkpoints.offsets, strict=True
+    ):
+        for t in offsets:
+            new = x_LC[max(t - width, 0) : t].t().to(old_CJ.dtype)
+            windows.append(torch.cat((old_CJ[:, t:], new), dim=1)[None])
+    return torch.cat(windows)

@@ -61,12 +61,14 @@ class GatedMLA(nn.Module):
         q_THD = q_THD.unflatten(-1, (self.num_heads, -1))
         latent_TX = self._latent(x_TD)
         if batch.cache is not None:
-            rows = latent_TX.split(batch.seqlens)
-            batch.cache.append_latent(self.layer, batch.slots, batch.starts, rows)
-        if batch.is_decode:
-            o_THV = self._decode(q_THD, batch)
-        else:
-            o_THV = self._prefill(q_THD, latent_TX, batch)
+            batch.cache.append_latent(self.layer, batch, latent_TX)
+        split = batch.num_decode
+        parts = []
+        if split:
+            parts.append(self._decode(q_THD[:split], batch.decoding))
+        if split == 0 or not batch.is_decode:
+            parts.append(self._prefill(q_THD[split:], latent_TX[split:], batch.prefilling))
+        o_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.o_proj(o_THV.flatten(1) * torch.sigmoid(self.g_proj(x_TD)))
 
     def _latent(self, x_TD: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class GatedMLA(nn.Module):
         """Latents of the cached tokens and the new ones, packed."""
         if batch.cache is None or not any(batch.starts):
             return latent_TX
-        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch.slots_N)
+        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch)
         rows = [
             pages_PLX[table].flatten(0, 1)[:length]
             for table, length in zip(table_NM, batch.total_lengths, strict=True)
@@ -110,7 +112,7 @@ class GatedMLA(nn.Module):
     def _decode(self, q_THD: Tensor, batch: SequenceBatch) -> Tensor:
         """Absorbed form: queries and outputs in the latent space, no expanded keys or values."""
         assert batch.cache is not None
-        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch.slots_N)
+        pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch)
         w_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
         w_key_HNC, w_value_HVC = w_HDC.split((self.nope_dim, self.value_dim), dim=1)
         q_nope, q_rope = q_THD.split((self.nope_dim, self.rope_dim), dim=-1)

@@ -1,16 +1,19 @@
 """What a layer asks of a cache, and what a cache offers to a layer (design 4).
 
 KDA keeps a recurrent state and the last inputs of its convolution; Gated MLA keeps one latent
-row a token. S slots, H heads, V and K head dims, C channels, X = kv latent + shared key.
+row a token. T tokens, N sequences, S slots, P pages of L tokens, M pages a sequence, H heads, V and K head dims, C channels, X = kv latent + shared key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from k3_core.model.batch import SequenceBatch
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,16 @@ class Cache(Protocol):
         """Last inputs of the convolutions [S, C, W-1], oldest first, written in place."""
         ...
 
-    def append_latent(
-        self, layer: int, slots: tuple[int, ...], starts: tuple[int, ...], rows: tuple[Tensor, ...]
-    ) -> None:
-        """Store latent rows [n_i, X] of each slot from position starts[i] on."""
+    def append_latent(self, layer: int, batch: SequenceBatch, latent_TX: Tensor) -> None:
+        """Store the latent rows of the batch's tokens, from position `starts[i]` on."""
         ...
 
-    def latent_pages(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Pages [P, L, X] and the page table [N, M] of the given slots."""
+    def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Pages [P, L, X] and the page table [N, M] of the batch's sequences.
+
+        M covers the batch's total lengths at least; entries behind a sequence's own pages name
+        any page.
+        """
         ...
 
     def check_room(self, lengths: tuple[int, ...]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from k3_core.cache.base import KDASpec, LayerSpec, state_dtype
+
+if TYPE_CHECKING:
+    from k3_core.model.batch import SequenceBatch
 
 _FIRST_LENGTH = 256
 
@@ -57,18 +61,16 @@ class ContiguousCache:
         """Convolution inputs [S, C, W-1]."""
         return self._convs[layer]
 
-    def append_latent(
-        self, layer: int, slots: tuple[int, ...], starts: tuple[int, ...], rows: tuple[Tensor, ...]
-    ) -> None:
+    def append_latent(self, layer: int, batch: SequenceBatch, latent_TX: Tensor) -> None:
         """Store latent rows; raises ValueError beyond `max_length`."""
-        needed = max((start + len(new) for start, new in zip(starts, rows, strict=True)), default=0)
-        buffer = self._room(layer, needed)
-        for slot, start, new in zip(slots, starts, rows, strict=True):
+        buffer = self._room(layer, max(batch.total_lengths, default=0))
+        rows = latent_TX.split(batch.seqlens)
+        for slot, start, new in zip(batch.slots, batch.starts, rows, strict=True):
             buffer[slot, start : start + len(new)] = new
 
-    def latent_pages(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+    def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Each slot is one page as long as the buffer."""
-        return self._latents[layer], slots_N[:, None]
+        return self._latents[layer], batch.slots_N[:, None]
 
     def check_room(self, lengths: tuple[int, ...]) -> None:
         """Raise ValueError when a sequence is longer than `max_length`."""

@@ -1,7 +1,8 @@
 """SequenceBatch: which packed tokens belong to which sequence, and where their caches are.
 
 The one input that training, prefill, decode and mixed batches share (design 4). T packed
-tokens, N sequences, N1 = N + 1.
+tokens, N sequences, N1 = N + 1, E checkpoints, H heads, V and K head dims, C channels, J = W - 1
+inputs that a convolution of W taps remembers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +19,28 @@ from torch import Tensor
 if TYPE_CHECKING:
     from k3_core.cache.base import Cache
 
+PADDED = -1
+"""The slot of a row that only fills a batch up: nothing of it reaches another sequence."""
+
+
+class Checkpoints(Protocol):
+    """Takes the states that KDA layers have after chosen tokens of a batch (report 5.4)."""
+
+    offsets: tuple[tuple[int, ...], ...]
+    """For each sequence of the batch, increasing numbers of its tokens, from 1 on. E in all."""
+
+    def put(self, layer: int, states_EHVK: Tensor, windows_ECJ: Tensor) -> None:
+        """Called once a KDA layer, in the order of the offsets."""
+        ...
+
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """N sequences laid one after the other in a packed batch of T tokens."""
+    """N sequences laid one after the other in a packed batch of T tokens.
+
+    The first `num_decode` sequences continue their caches by one token each: attention takes
+    them through its decode ops and the rest through its prefill ops, in one forward.
+    """
 
     seqlens: tuple[int, ...]
     """New tokens of each sequence; their sum is T. A length may be 0."""
@@ -35,6 +55,10 @@ class SequenceBatch:
     routes: Mapping[int, Tensor | tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Replayed routing by 0-based layer: expert indices [T, k] (weights then follow from the
     current router), or a pair of indices and weights."""
+    num_decode: int = 0
+    """Leading sequences of one token that the decode ops take; needs a cache."""
+    checkpoints: Checkpoints | None = None
+    """Where KDA states inside the batch go; offsets of decoding sequences are empty."""
 
     @classmethod
     def from_lengths(
@@ -46,11 +70,14 @@ class SequenceBatch:
         slots: Sequence[int] | None = None,
         starts: Sequence[int] | None = None,
         routes: Mapping[int, Tensor | tuple[Tensor, Tensor]] | None = None,
+        num_decode: int | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> SequenceBatch:
         """Build a batch from host lengths.
 
-        With a cache, `slots` defaults to 0..N-1 and `starts` to what the cache holds. Raises
-        ValueError for a negative length or slots that do not fit.
+        With a cache, `slots` defaults to 0..N-1, `starts` to what the cache holds, and
+        `num_decode` to the number of leading sequences of one token. Slot -1 is a padded row.
+        Raises ValueError for a negative length, slots or a `num_decode` that do not fit.
         """
         lengths = tuple(int(length) for length in seqlens)
         if any(length < 0 for length in lengths):
@@ -58,6 +85,14 @@ class SequenceBatch:
         chosen = _check_slots(lengths, cache, slots)
         if starts is None:
             starts = [0] * len(lengths) if cache is None else [cache.lengths[s] for s in chosen]
+        leading = sum(1 for _ in takewhile(lambda n: n == 1, lengths)) if cache is not None else 0
+        if num_decode is None:
+            num_decode = leading
+        elif not 0 <= num_decode <= leading:
+            raise ValueError(
+                f"num_decode {num_decode} is not in 0..{leading}, the leading sequences of one "
+                f"token with a cache; the lengths are {lengths}"
+            )
         offsets = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
         return cls(
             seqlens=lengths,
@@ -66,6 +101,8 @@ class SequenceBatch:
             cache=cache,
             slots=chosen,
             routes=dict(routes or {}),
+            num_decode=num_decode,
+            checkpoints=checkpoints,
         )
 
     @property
@@ -76,7 +113,28 @@ class SequenceBatch:
     @property
     def is_decode(self) -> bool:
         """True when every sequence continues its cache by exactly one token."""
-        return self.cache is not None and all(length == 1 for length in self.seqlens)
+        return self.cache is not None and self.num_decode == len(self.seqlens)
+
+    @cached_property
+    def decoding(self) -> SequenceBatch:
+        """The first `num_decode` sequences, without routes."""
+        return self if self.is_decode else self._part(0, self.num_decode)
+
+    @cached_property
+    def prefilling(self) -> SequenceBatch:
+        """The sequences behind the first `num_decode`, without routes and checkpoints."""
+        return self if self.num_decode == 0 else self._part(self.num_decode, len(self.seqlens))
+
+    def _part(self, first: int, last: int) -> SequenceBatch:
+        """Sequences first:last; those before `first` have one token each."""
+        return SequenceBatch(
+            seqlens=self.seqlens[first:last],
+            cu_seqlens_N1=self.cu_seqlens_N1[first : last + 1] - first,
+            starts=self.starts[first:last],
+            cache=self.cache,
+            slots=self.slots[first:last],
+            num_decode=max(self.num_decode - first, 0),
+        )
 
     @cached_property
     def slots_N(self) -> Tensor:
@@ -93,6 +151,21 @@ class SequenceBatch:
         """int64 offsets of the whole sequences, cached tokens included."""
         offsets = torch.tensor((0, *self.total_lengths), dtype=torch.int64).cumsum(0)
         return offsets.to(self.cu_seqlens_N1.device)
+
+    @cached_property
+    def slots_T(self) -> Tensor:
+        """The cache slot of each token, int64 [T]."""
+        counts = zip(self.slots, self.seqlens, strict=True)
+        return self._per_token([slot for slot, count in counts for _ in range(count)])
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        """The position of each token in its sequence, int64 [T]."""
+        spans = zip(self.starts, self.total_lengths, strict=True)
+        return self._per_token([t for start, stop in spans for t in range(start, stop)])
+
+    def _per_token(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.cu_seqlens_N1.device)
 
     @cached_property
     def is_first_T(self) -> Tensor:
@@ -115,8 +188,9 @@ def _check_slots(
         return ()
     chosen = tuple(range(len(lengths)) if slots is None else slots)
     allowed = len(cache.lengths)
-    if len(chosen) != len(lengths) or len(set(chosen)) != len(chosen):
+    live = [slot for slot in chosen if slot != PADDED]
+    if len(chosen) != len(lengths) or len(set(live)) != len(live):
         raise ValueError(f"{len(lengths)} sequences need as many distinct slots, got {chosen}")
-    if any(not 0 <= slot < allowed for slot in chosen):
+    if any(not 0 <= slot < allowed for slot in live):
         raise ValueError(f"slots {chosen} are not all in 0..{allowed - 1}, the cache's slots")
     return chosen

@@ -42,16 +42,19 @@ def test_bad_batches_are_refused(arguments, message):
 def test_latents_grow_and_keep_their_rows():
     cache = ContiguousCache(SPECS, 2)
     rows = torch.randn(700, 6)
-    cache.append_latent(1, (1,), (0,), (rows[:300],))
-    cache.append_latent(1, (1,), (300,), (rows[300:],))
-    pages, table = cache.latent_pages(1, torch.tensor([1]))
+    for piece in rows.split(300):
+        batch = SequenceBatch.from_lengths([len(piece)], cache=cache, slots=[1])
+        cache.append_latent(1, batch, piece)
+        cache.advance(batch.slots, batch.seqlens)
+    pages, table = cache.latent_pages(1, batch)
     assert torch.equal(pages[table[0]].flatten(0, 1)[:700], rows)
 
 
 def test_a_full_cache_names_its_limit():
     cache = ContiguousCache(SPECS, 1, max_length=4)
     with pytest.raises(ValueError, match="max_length 4"):
-        cache.append_latent(1, (0,), (3,), (torch.zeros(2, 6),))
+        batch = SequenceBatch.from_lengths([2], cache=cache, starts=[3])
+        cache.append_latent(1, batch, torch.zeros(2, 6))
 
 
 @pytest.mark.parametrize("length", [0, -3])
@@ -106,7 +109,9 @@ def test_a_reset_slot_reads_nothing_that_it_was_not_given(golden):
             cache.kda_state(layer).fill_(float("nan"))
             cache.conv_state(layer).fill_(float("nan"))
         else:
-            cache.latent_pages(layer, torch.tensor([0]))[0].fill_(float("nan"))
+            cache.latent_pages(layer, SequenceBatch.from_lengths([1], cache=cache))[0].fill_(
+                float("nan")
+            )
     cache.reset(0)
     with torch.no_grad():
         whole = model(input_ids=ids).logits
