@@ -1,7 +1,10 @@
 """What a layer asks of a cache, and what a cache offers to a layer (design 4).
 
 KDA keeps a recurrent state and the last inputs of its convolution; Gated MLA keeps one latent
-row a token. T tokens, N sequences, S slots, P pages of L tokens, M pages a sequence, H heads, V and K head dims, C channels, X = kv latent + shared key.
+row a token.
+
+T tokens, N sequences, S slots, P pages of L tokens, M pages a sequence, H heads, V and K head
+dims, C channels, X = kv latent + shared key.
 """
 
 from __future__ import annotations

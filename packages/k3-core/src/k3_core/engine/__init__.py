@@ -9,7 +9,9 @@ from k3_core.engine.handle import EventStream, fold_events
 from k3_core.engine.protocol import (
     Channel,
     Completion,
+    Constraint,
     Engine,
+    EngineBusy,
     Event,
     FinishReason,
     Handle,
@@ -31,7 +33,9 @@ else:
 __all__ = [
     "Channel",
     "Completion",
+    "Constraint",
     "Engine",
+    "EngineBusy",
     "Event",
     "EventStream",
     "FinishReason",

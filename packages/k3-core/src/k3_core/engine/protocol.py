@@ -89,6 +89,39 @@ class Sampling:
             _require(math.isfinite(bias), f"logit_bias[{token_id}]", bias, "finite")
 
 
+class Constraint(Protocol):
+    """What a grammar says about the next token of one sequence (serving 5A).
+
+    The engine works on a `clone` of a request's constraint and feeds it every generated token, so
+    that the request stays as it was and can be submitted again.
+    """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow: the request then ends with reason "stop"."""
+
+    def allowed_mask(self, vocab_size: int) -> torch.Tensor | None:
+        """Boolean [vocab_size], true where the next token may be; None when all may be."""
+
+    def advance(self, token_id: int) -> None:
+        """Takes the token that was drawn; an exception ends this request only."""
+
+    def clone(self) -> Constraint:
+        """An independent copy in the present state."""
+
+
+class EngineBusy(RuntimeError):
+    """The queue of a request's class is full: try again later (HTTP 429).
+
+    `retry_after` is an estimate in seconds.
+    """
+
+    def __init__(self, message: str, request_class: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.request_class = request_class
+        self.retry_after = retry_after
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One sequence to continue.
@@ -96,6 +129,8 @@ class Request:
     `token_ids` carries one media-pad id per image. `channel` says in which XTML channel the
     output starts; stop strings then apply to the response channel only. None means raw text.
     `effort`, `priority` (higher first) and `request_class` inform schedulers that use them.
+    `constraint` restricts the tokens that may be drawn; log-probabilities stay those of the raw
+    logits. Requests of different `cache_salt` never share a prefix cache.
     """
 
     token_ids: tuple[int, ...]
@@ -105,6 +140,8 @@ class Request:
     effort: str | None = None
     priority: int = 0
     request_class: str = "default"
+    constraint: Constraint | None = None
+    cache_salt: str = ""
 
 
 class Event(NamedTuple):
@@ -173,7 +210,10 @@ class Engine(Protocol):
         """The longest sequence, prompt and output together, in tokens."""
 
     def submit(self, request: Request) -> Handle:
-        """Queues a request without blocking; ValueError when it can never run."""
+        """Queues a request without blocking.
+
+        Raises ValueError when it can never run, EngineBusy when it cannot be queued now.
+        """
 
     def generate(self, requests: list[Request]) -> list[Completion]:
         """Runs requests to their end, in the order given."""

@@ -37,17 +37,25 @@ def token_logprob(logprobs_V: torch.Tensor, token_id: int, num_top: int) -> Toke
     return TokenLogprob(token_id, float(logprobs_V[token_id]), top)
 
 
-def choose(logits_V: torch.Tensor, sampling: Sampling, position: int) -> int:
+def choose(
+    logits_V: torch.Tensor,
+    sampling: Sampling,
+    position: int,
+    allowed_V: torch.Tensor | None = None,
+) -> int:
     """The next token id of one row: greedy at temperature 0, else by inverse CDF.
 
     `position` is the index that the token will have in its sequence. With top-p the draw is
-    from the fewest likeliest tokens whose probability reaches `top_p`.
+    from the fewest likeliest tokens whose probability reaches `top_p`. `allowed_V` masks tokens
+    out after the bias; one at least must be allowed.
     """
     scores_V = logits_V.double()
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=logits_V.device)
         bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float64)
         scores_V = scores_V.index_add(0, ids, bias.to(logits_V.device))
+    if allowed_V is not None:
+        scores_V = scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
     if sampling.temperature == 0:
         return int(scores_V.argmax())
     if sampling.seed is None:
@@ -69,20 +77,36 @@ def _keep_nucleus(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def sample_rows(
-    logits_BV: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+    logits_BV: torch.Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    masks: Sequence[torch.Tensor | None] | None = None,
 ) -> list[TokenLogprob | None]:
     """One token per row; None for a row with NaN or infinite logits, which fails alone.
 
-    -inf is a masked token and is allowed beside finite ones.
+    -inf is a masked token and is allowed beside finite ones. `masks` are the rows' allowed
+    tokens, boolean [V], None for all.
     """
     logprobs_BV = raw_logprobs(logits_BV)
-    peak_B = logits_BV.amax(dim=-1)  # NaN and +inf both surface in the maximum
-    is_sound = torch.isfinite(peak_B).tolist()
+    # NaN and +inf both surface in the maximum; the likeliest token is what plain greedy takes.
+    peak_B, best_B = logits_BV.max(dim=-1)
+    is_sound, best = torch.isfinite(peak_B).tolist(), best_B.tolist()
+    masks = masks or [None] * len(samplings)
+    chosen = []
+    for row, (sampling, position, mask) in enumerate(zip(samplings, positions, masks, strict=True)):
+        is_plain = sampling.temperature == 0 and not sampling.logit_bias and mask is None
+        if is_plain or not is_sound[row]:
+            chosen.append(best[row])
+        else:
+            chosen.append(choose(logits_BV[row], sampling, position, mask))
+    ids_B1 = torch.tensor(chosen, device=logits_BV.device)[:, None]
+    values = logprobs_BV.gather(1, ids_B1)[:, 0].tolist()
     results: list[TokenLogprob | None] = []
-    for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
+    for row, sampling in enumerate(samplings):
         if not is_sound[row]:
             results.append(None)
-            continue
-        token_id = choose(logits_BV[row], sampling, position)
-        results.append(token_logprob(logprobs_BV[row], token_id, sampling.top_logprobs))
+        elif sampling.top_logprobs:
+            results.append(token_logprob(logprobs_BV[row], chosen[row], sampling.top_logprobs))
+        else:
+            results.append(TokenLogprob(chosen[row], values[row]))
     return results

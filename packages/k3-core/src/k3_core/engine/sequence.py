@@ -39,8 +39,12 @@ class Sequence:
         self.has_failed = False
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._stop_watch = StopWatch(self.request.sampling, tokenizer, self.request.channel)
+        constraint = self.request.constraint
+        self._constraint = None if constraint is None else constraint.clone()
         for token_id in suspended.generated:
             self._stop_watch.feed(token_id)
+            if self._constraint is not None:
+                self._constraint.advance(token_id)
 
     @property
     def num_generated(self) -> int:
@@ -68,12 +72,26 @@ class Sequence:
         if self.needs_prompt_logprobs:
             self.handle.prompt_logprobs = (None, *self.prompt_logprobs)
 
+    def allowed_mask(self, vocab_size: int) -> torch.Tensor | None:
+        """Which tokens may come next, boolean [V]; ValueError when none may."""
+        if self._constraint is None:
+            return None
+        mask_V = self._constraint.allowed_mask(vocab_size)
+        if mask_V is not None and not mask_V.any():
+            raise ValueError("the constraint allows no token; it should have been complete")
+        return mask_V
+
     def emit(self, token: TokenLogprob, version: int) -> None:
         """Appends a token and tells the consumer, ending the sequence where it must end."""
         token_id = token.token_id
         self.ids.append(token_id)
+        is_complete = False
+        if self._constraint is not None:
+            self._constraint.advance(token_id)
+            is_complete = self._constraint.is_complete
         reason: FinishReason | None = None
-        if token_id in self.request.sampling.stop_ids or self._stop_watch.feed(token_id):
+        is_stop = token_id in self.request.sampling.stop_ids or self._stop_watch.feed(token_id)
+        if is_stop or is_complete:
             reason = "stop"
         elif self.num_generated >= self.max_tokens:
             reason = "length"

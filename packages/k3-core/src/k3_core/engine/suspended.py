@@ -25,11 +25,16 @@ class Suspended:
     generated: tuple[int, ...]
 
     def to_json(self) -> str:
-        """The state as one JSON object; tensors as base64 of little-endian bytes."""
+        """The state as one JSON object; tensors as base64 of little-endian bytes.
+
+        Raises ValueError with a constraint, which is code: take it off and put it on again.
+        """
         request = self.request
+        if request.constraint is not None:
+            raise ValueError("a constraint has no JSON form; replace(request, constraint=None)")
         fields = {
             name: getattr(request, name)
-            for name in ("channel", "effort", "priority", "request_class")
+            for name in ("channel", "effort", "priority", "request_class", "cache_salt")
         }
         state = {
             "format": FORMAT,

@@ -80,7 +80,7 @@ def test_without_a_limit_the_context_is_filled(engine) -> None:  # type: ignore[
 
 
 def test_without_a_limit_a_long_context_gives_the_default_length(engine, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("k3_core.engine.simple.DEFAULT_MAX_TOKENS", 3)
+    monkeypatch.setattr("k3_core.engine.threaded.DEFAULT_MAX_TOKENS", 3)
     (done,) = engine.generate([request([1] * 10, max_tokens=None)])
     assert (len(done.token_ids), done.finish_reason) == (3, "length")
 

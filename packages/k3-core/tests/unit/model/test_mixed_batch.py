@@ -58,7 +58,7 @@ def test_a_mixed_batch_gives_what_its_parts_give(model):
         torch.testing.assert_close(logits.split(new)[slot], expected, atol=1e-11, rtol=0)
     assert mixed.lengths == alone.lengths == [6, 10, 6, 7]
     for layer in (i for i in range(8) if model.config.text.is_kda_layer(i)):
-        close = dict(atol=1e-12, rtol=0)
+        close = {"atol": 1e-12, "rtol": 0}
         torch.testing.assert_close(mixed.kda_state(layer), alone.kda_state(layer), **close)
         torch.testing.assert_close(mixed.conv_state(layer), alone.conv_state(layer), **close)
 
