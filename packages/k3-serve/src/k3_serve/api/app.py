@@ -14,11 +14,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from k3_core.engine import Engine
 from k3_serve.__about__ import __version__
 from k3_serve.api import chat, completions
-from k3_serve.api.errors import ApiError, install, unexpected
+from k3_serve.api.errors import ApiError, unexpected
 from k3_serve.api.fold import Chunk
 from k3_serve.api.runs import Run, on_disconnect
 from k3_serve.api.schemas import ChatRequest, CompletionRequest, SamplingFields
 from k3_serve.ops.install import install_guards
+from k3_serve.ops.metrics import Metrics
+from k3_serve.ops.state import ServerState
+from k3_serve.ops.status import add_status
 from k3_serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,21 +29,30 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    engine: Engine, tokenizer: K3Tokenizer, model_id: str, settings: Settings | None = None
+    engine: Engine,
+    tokenizer: K3Tokenizer,
+    model_id: str,
+    settings: Settings | None = None,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The application that serves one model under the name `model_id`."""
+    """The application that serves one model under the name `model_id`.
+
+    Its `state.server` is the `ServerState` that a drain and the admin plane change.
+    """
     settings = settings or Settings()
     limits = settings.limits
+    metrics = metrics or Metrics(model_id, has_vllm_names=settings.has_vllm_names)
     app = FastAPI(title="k3-serve", version=__version__)
-    install_guards(app, settings)
-    install(app)
+    app.state.server = ServerState(engine)
+    install_guards(app, settings, app.state.server)
+    add_status(app, engine, model_id, metrics, app.state.server)
     _add_models(app, model_id, engine.max_length)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         _check_model(body.model, model_id)
         prepared = await asyncio.to_thread(chat.prepare, body, tokenizer, limits)
-        run = Run(engine, prepared.requests, "messages")
+        run = Run(engine, prepared.requests, "messages", metrics)
         chunks = chat.chat_chunks(body, prepared, run, tokenizer)
         return await _answer(request, body, run, chunks, chat.fold_chat)
 
@@ -49,7 +61,7 @@ def create_app(
         _check_model(body.model, model_id)
         prepare = completions.prepare
         prompts, requests = await asyncio.to_thread(prepare, body, tokenizer, limits)
-        run = Run(engine, requests, "prompt")
+        run = Run(engine, requests, "prompt", metrics)
         chunks = completions.completion_chunks(body, prompts, run, tokenizer)
         return await _answer(request, body, run, chunks, completions.fold_completion)
 
@@ -64,10 +76,6 @@ def _add_models(app: FastAPI, model_id: str, max_length: int) -> None:
         "owned_by": "k3",
         "max_model_len": max_length,
     }
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

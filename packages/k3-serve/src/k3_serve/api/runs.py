@@ -10,18 +10,29 @@ from fastapi import Request as HttpRequest
 
 from k3_core.engine import Engine, Event, Handle, Request
 from k3_serve.api.errors import ApiError, bad_request
+from k3_serve.observer import Observer, Silent
+from k3_serve.ops.timing import RequestTimer
 
 
 class Run:
     """Handles of the choices of one HTTP request, numbered from 0."""
 
-    def __init__(self, engine: Engine, requests: list[Request], param: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: list[Request],
+        param: str,
+        observer: Observer | None = None,
+    ) -> None:
         """Submits all or none; ApiError 400 naming `param` when the engine refuses one."""
         self._engine = engine
         self.handles: list[Handle] = []
+        self._timers: list[RequestTimer] = []
         try:
             for request in requests:
-                self.handles.append(engine.submit(request))
+                handle = engine.submit(request)
+                self.handles.append(handle)
+                self._timers.append(RequestTimer(observer or Silent(), request, handle))
         except ValueError as error:
             self.abort()
             raise bad_request(str(error), param) from error
@@ -30,6 +41,8 @@ class Run:
         """Ends whatever still runs; without effect on what has ended."""
         for handle in self.handles:
             self._engine.abort(handle)
+        for timer in self._timers:
+            timer.end()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """The events of all choices as they come; ApiError 500 when a choice failed."""
@@ -37,6 +50,7 @@ class Run:
 
         async def pump(index: int, handle: Handle) -> None:
             async for event in handle:
+                self._timers[index].see(event)
                 merged.put_nowait((index, event))
 
         tasks = [asyncio.create_task(pump(i, h)) for i, h in enumerate(self.handles)]

@@ -5,21 +5,26 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from k3_serve.api.errors import install as install_errors
 from k3_serve.ops.auth import RequireKey
+from k3_serve.ops.log import AccessLog
 from k3_serve.ops.requests import Concurrency, RequestLimit, SlowReader
+from k3_serve.ops.state import ReadyGate, ServerState
 from k3_serve.settings import Settings
 
 
-def install_guards(app: FastAPI, settings: Settings) -> None:
-    """Adds the middlewares: origins, then keys, then concurrency, then the limits of a request.
+def install_guards(app: FastAPI, settings: Settings, state: ServerState) -> None:
+    """Adds every middleware; a request passes them from the last line here to the first.
 
-    Call it after the routes' own error handling is installed; what is added last is outermost.
+    So a request without a key costs a look at its headers, and one that is refused is logged.
     """
     limits = settings.limits
     app.add_middleware(RequestLimit, limits=limits)
     app.add_middleware(SlowReader, seconds=limits.send_seconds)
     app.add_middleware(Concurrency, max_requests=limits.max_key_requests)
+    app.add_middleware(ReadyGate, state=state)
     app.add_middleware(RequireKey, keys=settings.keys)
+    install_errors(app)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -27,3 +32,4 @@ def install_guards(app: FastAPI, settings: Settings) -> None:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
+    app.add_middleware(AccessLog)

@@ -1,0 +1,50 @@
+"""Whether the server can take requests now, and why not: draining, asleep or failed."""
+
+from __future__ import annotations
+
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from k3_core.engine import Engine
+from k3_serve.api.errors import error_body
+
+MESSAGES = {
+    "draining": "the server is about to end; ask another one",
+    "asleep": "the engine is asleep; wake it through the admin plane",
+    "failed": "the engine has failed and restarts; try again soon",
+}
+
+
+class ServerState:
+    """Set by the drain and the admin plane, read by health, readiness and the gate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.is_draining = False
+        self.is_asleep = False
+
+    @property
+    def name(self) -> str:
+        """ready, draining, asleep or failed."""
+        if not getattr(self._engine, "is_alive", True):
+            return "failed"
+        if self.is_draining:
+            return "draining"
+        return "asleep" if self.is_asleep else "ready"
+
+
+class ReadyGate:
+    """ASGI middleware: new work gets 503 while the server is not ready; GET is always answered."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_work = scope["type"] == "http" and scope["method"] == "POST"
+        if not is_work or (name := self._state.name) == "ready":
+            await self._app(scope, receive, send)
+            return
+        response = JSONResponse(error_body(503, MESSAGES[name], code=name), 503)
+        response.headers["Retry-After"] = "1"
+        await response(scope, receive, send)
