@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import sys
+import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,9 @@ Model = Annotated[str, typer.Argument(help="A model folder, or a bundled model's
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Experts = Annotated[str, typer.Option(help="packed (small) or dequantized (fast on a CPU).")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
+ADMIN = "Port of the admin plane on 127.0.0.1; 0 takes a free one."
+ROOTS = "Folder that new weights may come from."
+HOSTS = "Host that images may be fetched from by https; none by default."
 
 
 def serve(
@@ -26,32 +28,50 @@ def serve(
     experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the default.")] = 0,
+    api_key_file: Annotated[Path | None, typer.Option(help="Keys of clients, one a line.")] = None,
+    without_keys: Annotated[bool, typer.Option(help="Let everybody in from anywhere.")] = False,
+    admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help=ADMIN)] = None,
+    admin_socket: Annotated[Path | None, typer.Option(help="Admin plane, Unix socket.")] = None,
+    admin_key_file: Annotated[Path | None, typer.Option(help="Keys of that plane.")] = None,
+    weights_root: Annotated[list[Path] | None, typer.Option(help=ROOTS)] = None,
+    media_host: Annotated[list[str] | None, typer.Option(help=HOSTS)] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="Origin of a web page.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds after SIGTERM.")] = 30.0,
+    max_body: Annotated[int, typer.Option(min=1, help="Largest request in MiB.")] = 32,
+    vllm_metrics: Annotated[bool, typer.Option(help="Add metric names of vLLM.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
-    """Serve a model over HTTP as OpenAI's chat and text completions."""
-    # Before the model is loaded: a taken port is known at once.
-    listener = bind(host, port)
-    import torch
-    import uvicorn
+    """Serve a model over HTTP as OpenAI's chat and text completions.
 
-    from k3_core.engine.load import load_engine
-    from k3_serve.api.app import create_app
+    Keys come from K3_API_KEYS and K3_ADMIN_KEYS (separated by commas) or from files.
+    """
+    from k3_serve.limits import Limits
+    from k3_serve.ops.auth import API_KEYS, KeyRing
+    from k3_serve.ops.command import AdminPlane, ModelChoice, Server
+    from k3_serve.ops.fetch import MediaPolicy
+    from k3_serve.ops.run import Tls
+    from k3_serve.settings import Settings
 
-    if threads:
-        torch.set_num_threads(threads)
-    engine, tokenizer = load_engine(
-        model, device=device, dtype=dtype, experts=experts, max_batch=max_batch
+    set_log_level(log_level)
+    settings = Settings(
+        limits=Limits(max_body_bytes=max_body * 2**20),
+        keys=KeyRing.read(API_KEYS, api_key_file),
+        cors_origins=tuple(cors_origin or ()),
+        media=MediaPolicy(frozenset(media_host or ())),
+        drain_seconds=drain,
+        has_vllm_names=vllm_metrics,
     )
-    with engine, listener:
-        app = create_app(engine, tokenizer, model_name(model))
-        host, port = listener.getsockname()[:2]
-        typer.echo(
-            f"{model} in {dtype} on {device}, context {engine.max_length} tokens, "
-            f"listening on http://{host}:{port}"
-        )
-        # uvicorn drains, then raises the signal again for the handler that was there before.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-        uvicorn.Server(config).run(sockets=[listener])
+    Server(
+        model=ModelChoice(model, device, dtype, experts, max_batch, threads),
+        host=host,
+        port=port,
+        settings=settings,
+        is_open=without_keys,
+        tls=Tls.read(tls_cert, tls_key),
+        admin=AdminPlane.read(admin_port, admin_socket, admin_key_file, weights_root or ()),
+    ).run(typer.echo)
 
 
 def chat(
@@ -85,19 +105,13 @@ def chat(
         talk(Conversation(backend.stream, {"model": model_name(model), **options}, system))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening; K3Error when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise K3Error(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
-        ) from error
-    return listener
+def set_log_level(name: str) -> None:
+    """Logs of this level and above go to the standard error; K3Error for an unknown one."""
+    levels = ("debug", "info", "warning", "error")
+    if name not in levels:
+        raise K3Error(f"log level {name!r} is not one of {', '.join(levels)}")
+    logging.basicConfig(level=name.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses
 
 
 def model_name(model: str) -> str:

@@ -41,7 +41,7 @@ def test_the_process_serves_and_ends_cleanly_on_sigterm(folder) -> None:  # type
     process = serve(str(folder), "--port", "0", "--threads", "1")
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        line = next(line for line in process.stdout if "listening" in line)
         address = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert address, line
         client = ChatClient(address[0])

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from k3_core.errors import K3Error
-from k3_serve.cli import bind, model_name
+from k3_serve.cli import model_name
+from k3_serve.ops.run import bind
 from k3_serve.terminal import Conversation, LocalBackend, talk
 
 ANSWER = "[b]<|close|>think<|sep|><|open|>response<|sep|>{}<|close|>response<|sep|><|end_of_msg|>"
