@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from hypothesis import settings
 
 from k3_core import K3Tokenizer
 from k3_core.engine import Event, EventStream, Request, TokenLogprob, fold_events
@@ -22,6 +24,9 @@ from k3_serve.api.app import create_app
 from k3_serve.limits import Limits
 from k3_serve.settings import Settings
 
+settings.register_profile("dev", max_examples=20, deadline=None)
+settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 torch.set_num_threads(1)
 MODEL = "scripted"
 LOGPROB = -0.5

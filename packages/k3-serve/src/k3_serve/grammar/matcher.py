@@ -1,0 +1,117 @@
+"""A grammar at work: which tokens may come next (the engine's `Constraint` protocol)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from k3_serve.grammar.lark import GrammarError
+
+if TYPE_CHECKING:
+    from k3_core.tokenizer import K3Tokenizer
+
+_NUM_CACHED = 64
+
+
+class GrammarConstraint:
+    """Follows one output through a grammar. Of one request; `clone` for another with the same."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> torch.Tensor:
+        """The tokens that may come next, as booleans over the vocabulary.
+
+        Raises ValueError when the grammar has become too complex to go on.
+        """
+        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
+        self._check()
+        return mask != 0
+
+    def advance(self, token_id: int) -> None:
+        """Takes the token that was chosen. Raises ValueError for one that is not allowed."""
+        if not self._matcher.consume_token(token_id):
+            raise ValueError(f"token {token_id} is not in the grammar: {self._problem()}")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output so far is whole."""
+        return self._matcher.is_accepting()
+
+    def clone(self) -> GrammarConstraint:
+        """An independent copy in the same state."""
+        return GrammarConstraint(self._matcher.deep_copy())
+
+    def accepts(self, token_ids: list[int]) -> bool:
+        """Advances by all the tokens, or says that they are not allowed."""
+        return self._matcher.try_consume_tokens(token_ids) == len(token_ids)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar cannot go on: {self._problem()}")
+
+    def _problem(self) -> str:
+        # Only the first line: after it a failure has a listing that shows the schema.
+        return self._matcher.get_error().partition("\n")[0][:300]
+
+
+class Compiler:
+    """Compiles grammars for one tokenizer; the last ones are kept. Safe to use from threads."""
+
+    def __init__(self, tokenizer: K3Tokenizer) -> None:
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
+
+    def compile(self, lark: str) -> GrammarConstraint:
+        """A constraint at the beginning of the grammar; GrammarError when there is none."""
+        with self._lock:
+            if self._tokenizer is None:  # takes a while for a large vocabulary: on first use
+                wrapper = TokenizerWrapper(self._vocabulary)
+                self._tokenizer = LLTokenizer(wrapper, n_vocab=len(self._vocabulary.tokens))
+            kept = self._kept.get(lark)
+            if kept is not None:
+                self._kept.move_to_end(lark)
+                return kept.clone()
+        constraint = self._build(self._tokenizer, lark)
+        with self._lock:
+            self._kept[lark] = constraint
+            while len(self._kept) > _NUM_CACHED:
+                self._kept.popitem(last=False)
+        return constraint.clone()
+
+    def _build(self, tokenizer: LLTokenizer, lark: str) -> GrammarConstraint:
+        limits = LLParserLimits(verbose_errors=False)
+        grammar = LLMatcher.grammar_from_lark(lark)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            problem = " ".join(matcher.get_error().split("\n")[0].split())[:300]
+            raise GrammarError(f"the schema cannot be enforced: {problem}")
+        return GrammarConstraint(matcher)
+
+
+class _Vocabulary:
+    """The tokenizer as llguidance asks for it. An id without a token is never allowed."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: K3Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.end_of_msg_id
+        self.special_token_ids = sorted(tokenizer.special_ids.values())
+        self.tokens = [_bytes(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+def _bytes(tokenizer: K3Tokenizer, token_id: int) -> bytes:
+    try:
+        return tokenizer.token_bytes(token_id)
+    except ValueError:
+        return b""
