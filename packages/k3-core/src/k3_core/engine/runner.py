@@ -14,6 +14,7 @@ from k3_core.engine.protocol import Images
 from k3_core.engine.sequence import Sequence
 
 if TYPE_CHECKING:
+    from k3_core.config import K3Config
     from k3_core.model import K3ForConditionalGeneration
 
 
@@ -27,15 +28,9 @@ class Runner:
         self.vocab_size = model.config.text.vocab_size
         self.max_length = model.config.text.max_position_embeddings
 
-    def num_image_rows(self, images: Images | None) -> int:
-        """Rows that the images add to the prompt beyond their one placeholder id each."""
-        if images is None:
-            return 0
-        vision = self._model.config.vision
-        if vision is None:
-            raise ValueError("the request has images, but this model has no vision tower")
-        height, width = vision.merge_kernel_size
-        return sum((h // height) * (w // width) - 1 for _, h, w in images.grid_thws.tolist())
+    def rows_of_images(self, images: Images | None) -> list[int]:
+        """Rows that each image becomes in the place of its placeholder id."""
+        return rows_of_images(self._model.config, images)
 
     def embed(self, sequence: Sequence) -> None:
         """Replaces the ids of a sequence with images by rows of features, for its prefill."""
@@ -79,13 +74,28 @@ class Runner:
 
     def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies tensors into the weights of their names; on a bad one, none is copied."""
-        state = self._model.state_dict()
-        for name, tensor in tensors.items():
-            if name not in state:
-                raise ValueError(f"no weight is called {name!r}; the names are the checkpoint's")
-            if tensor.shape != state[name].shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)}, not {tuple(state[name].shape)}"
-                )
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
+        copy_weights(self._model, tensors)
+
+
+def rows_of_images(config: K3Config, images: Images | None) -> list[int]:
+    """Rows that each image becomes in the place of its placeholder id (report 2.6)."""
+    if images is None:
+        return []
+    if config.vision is None:
+        raise ValueError("the request has images, but this model has no vision tower")
+    height, width = config.vision.merge_kernel_size
+    return [(h // height) * (w // width) for _, h, w in images.grid_thws.tolist()]
+
+
+def copy_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies tensors into the weights of their names; on a bad one, none is copied."""
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in state:
+            raise ValueError(f"no weight is called {name!r}; the names are the checkpoint's")
+        if tensor.shape != state[name].shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, not {tuple(state[name].shape)}"
+            )
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)

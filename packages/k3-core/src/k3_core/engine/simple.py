@@ -46,13 +46,16 @@ class SimpleEngine(ThreadedEngine):
         self._start()
 
     def _num_image_rows(self, images: Images | None) -> int:
-        return self._runner.num_image_rows(images)
+        return sum(count - 1 for count in self._runner.rows_of_images(images))
 
     def _sequences(self) -> list[Sequence]:
         return [*self._running, *self._waiting]
 
     def _counts(self) -> tuple[int, int]:
         return len(self._waiting), len(self._running)
+
+    def _prepare(self, sequence: Sequence) -> Callable[[], None]:
+        return lambda: self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)

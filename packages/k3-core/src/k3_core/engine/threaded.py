@@ -60,11 +60,14 @@ class ThreadedEngine(ABC):
     def _start(self) -> None:
         self._thread.start()
 
-    # What a subclass gives; all but the first are called from the engine's thread.
+    # What a subclass gives; called from the engine's thread unless said otherwise.
 
     @abstractmethod
     def _num_image_rows(self, images: Images | None) -> int:
-        """Rows that the images add to the prompt beyond their one placeholder id each."""
+        """Rows that the images add to the prompt beyond their one placeholder id each.
+
+        Called from the caller's thread.
+        """
 
     @abstractmethod
     def _sequences(self) -> list[Sequence]:
@@ -75,8 +78,11 @@ class ThreadedEngine(ABC):
         """Numbers of waiting and of running requests; called from any thread."""
 
     @abstractmethod
-    def _enqueue(self, sequence: Sequence) -> None:
-        """Takes a new request in."""
+    def _prepare(self, sequence: Sequence) -> Callable[[], None]:
+        """How to take a new request in, as a command for the engine's thread.
+
+        Called from the caller's thread; raises EngineBusy when the request cannot be queued.
+        """
 
     @abstractmethod
     def _drop(self, sequence: Sequence) -> None:
@@ -105,7 +111,7 @@ class ThreadedEngine(ABC):
 
     def resume(self, suspended: Suspended) -> Handle:
         sequence = self._new_sequence(suspended)
-        self._send(lambda: self._enqueue(sequence))
+        self._send(self._prepare(sequence))
         return sequence.handle
 
     def generate(self, requests: list[Request]) -> list[Completion]:

@@ -1,0 +1,115 @@
+"""Request classes: who gets how much of a step, of the slots and of the queue (report 5.4).
+
+The cost of a request spans three orders of magnitude, so a burst of long ones must only use the
+share of its class; averages over all requests and fixed quotas fail.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from k3_core.engine.protocol import EngineBusy
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Requests of up to `max_rows` prompt tokens.
+
+    `weight` is the share of a step's prefill tokens while several classes want them. `slot_share`
+    is the part of the slots that its requests may hold at once (at least one slot). More than
+    `queue_tokens` of prompt and expected output are not queued.
+    """
+
+    name: str
+    max_rows: int
+    weight: int
+    slot_share: float
+    queue_tokens: int
+
+
+CLASSES = (
+    RequestClass("short", 2_048, 4, 1.0, 1 << 20),
+    RequestClass("medium", 32_768, 2, 0.75, 1 << 21),
+    RequestClass("long", 262_144, 1, 0.5, 1 << 22),
+    RequestClass("ultra", 1 << 62, 1, 0.25, 1 << 23),
+)
+
+
+def classify(
+    num_rows: int, asked: str = "default", classes: tuple[RequestClass, ...] = CLASSES
+) -> RequestClass:
+    """The class of that name, else the first that the prompt's length fits."""
+    for one in classes:
+        if one.name == asked:
+            return one
+    return next(one for one in classes if num_rows <= one.max_rows)
+
+
+class DeficitRoundRobin:
+    """Shares a step's tokens among classes in proportion to their weights.
+
+    A class that could not use its grant (too little for a unit, no slot, no pages) keeps it for
+    the next step, up to `limit` tokens, and is served before the others then.
+    """
+
+    def __init__(self, weights: Mapping[str, int], quantum: int, limit: int) -> None:
+        self._quanta = {name: weight * quantum for name, weight in weights.items()}
+        self._limit = limit
+        self._deficits = dict.fromkeys(weights, 0)
+        self._last_served = dict.fromkeys(weights, 0)
+        self._clock = 0
+
+    def order(self, names: Iterable[str]) -> list[str]:
+        """The classes by what they are owed, the longest unserved first among equals."""
+        return sorted(names, key=lambda n: (-self._deficits[n], self._last_served[n]))
+
+    def grant(self, name: str) -> int:
+        """Adds a quantum; tokens that the class may use now."""
+        self._deficits[name] = min(self._deficits[name] + self._quanta[name], self._limit)
+        return self._deficits[name]
+
+    def spend(self, name: str, num_tokens: int) -> None:
+        """Charges what was used."""
+        self._deficits[name] -= num_tokens
+        if num_tokens:
+            self._clock += 1
+            self._last_served[name] = self._clock
+
+    def clear(self, name: str) -> None:
+        """A class without work has no claims."""
+        self._deficits[name] = 0
+
+
+class Admission:
+    """The queue budgets of the classes, in tokens; used from any thread."""
+
+    def __init__(self, classes: tuple[RequestClass, ...] = CLASSES) -> None:
+        self._limits = {one.name: one.queue_tokens for one in classes}
+        self._queued = dict.fromkeys(self._limits, 0)
+        self._lock = threading.Lock()
+        self.tokens_per_second = 0.0
+        """Measured by the engine, for the estimate of when to try again."""
+
+    def enter(self, name: str, cost: int) -> None:
+        """Books a request's tokens; EngineBusy when the class has no room.
+
+        An empty queue takes a request of any size.
+        """
+        with self._lock:
+            queued, limit = self._queued[name], self._limits[name]
+            if queued and queued + cost > limit:
+                wait = queued / self.tokens_per_second if self.tokens_per_second else 1.0
+                raise EngineBusy(
+                    f"the queue of {name} requests holds {queued} of {limit} tokens and this one "
+                    f"needs {cost}; try again later",
+                    name,
+                    min(max(wait, 1.0), 60.0),
+                )
+            self._queued[name] = queued + cost
+
+    def leave(self, name: str, cost: int) -> None:
+        """Takes a request out that runs now or has ended."""
+        with self._lock:
+            self._queued[name] -= cost

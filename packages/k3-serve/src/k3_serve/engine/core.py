@@ -1,0 +1,322 @@
+"""The engine: one thread that plans a step, runs it, and hands out the tokens (report 5.4).
+
+It satisfies `k3_core.engine.Engine`. A request that cannot go on ends alone; one that made a
+step fail is found by running the step's requests one at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import torch
+
+from k3_core.cache.base import state_dtype
+from k3_core.engine.drawing import draw, score_prompt
+from k3_core.engine.protocol import Images
+from k3_core.engine.runner import rows_of_images
+from k3_core.engine.sequence import Sequence
+from k3_core.engine.threaded import ThreadedEngine
+from k3_serve.cache.index import PrefixIndex
+from k3_serve.cache.keys import seed_key
+from k3_serve.cache.pages import PagePool
+from k3_serve.cache.records import CacheCounters
+from k3_serve.engine.classes import CLASSES, Admission, RequestClass, classify
+from k3_serve.engine.plan import StepPlan
+from k3_serve.engine.request import RequestState
+from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
+from k3_serve.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from k3_core.model import K3ForConditionalGeneration
+    from k3_core.tokenizer import K3Tokenizer
+
+EXPECTED_OUTPUT = 512
+"""Tokens of output that a queued request is taken to need at most."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """The arena's pages by state, and the sums of the index."""
+
+    num_pages: int
+    num_free: int
+    num_active: int
+    num_cached: int
+    num_preemptions: int
+    counters: CacheCounters
+
+
+class ContinuousEngine(ThreadedEngine):
+    """`Engine` over a paged cache with prefix reuse.
+
+    `unit` tokens are the grain of prefix hits, `page_tokens` (a multiple) that of memory.
+    `cache_bytes` None takes 1 GiB on a CPU and 80% of the free memory of a GPU; `num_pages`
+    overrides it. A forward has at most `token_budget` rows.
+    """
+
+    def __init__(
+        self,
+        model: K3ForConditionalGeneration,
+        tokenizer: K3Tokenizer | None = None,
+        *,
+        max_batch: int = 8,
+        max_length: int | None = None,
+        unit: int = 64,
+        page_tokens: int | None = None,
+        num_pages: int | None = None,
+        cache_bytes: int | None = None,
+        token_budget: int = 512,
+        classes: tuple[RequestClass, ...] = CLASSES,
+        version: int = 0,
+    ) -> None:
+        self._runner = PagedRunner(model, page_tokens or unit)
+        self._unit, self._classes, self._num_slots = unit, classes, max_batch
+        self._token_budget = max(token_budget, max_batch + unit)
+        layout = self._runner.layout
+        size = _default_bytes(model.device) if cache_bytes is None else cache_bytes
+        self._num_pages = size // layout.page_bytes if num_pages is None else num_pages
+        self._scheduler = self._new_scheduler()
+        text = model.config.text
+        length = min(max_length or 1 << 62, text.max_position_embeddings)
+        length = min(length, self._scheduler.max_length)
+        if length < 2:
+            raise ValueError(
+                f"{self._num_pages} pages of {layout.page_tokens} tokens hold no request beside "
+                f"two checkpoints of {layout.checkpoint_pages} pages; give the cache more memory"
+            )
+        super().__init__(tokenizer, text.vocab_size, length, version)
+        self._admission = Admission(classes)
+        self._states: dict[Sequence, RequestState] = {}
+        self._by_state: dict[RequestState, Sequence] = {}
+        self._is_asleep = False
+        self._runner.open(self._num_pages, max_batch, length)
+        self._start()
+
+    def _new_scheduler(self) -> Scheduler:
+        layout = self._runner.layout
+        index = PrefixIndex(
+            PagePool(self._num_pages), self._unit, layout.page_tokens, layout.checkpoint_pages
+        )
+        return Scheduler(index, self._num_slots, self._token_budget, self._classes)
+
+    # Called from any thread.
+
+    def cache_stats(self) -> CacheStats:
+        """Pages and counters now; they may lag by the running step."""
+        pool, index = self._scheduler.index.pool, self._scheduler.index
+        return CacheStats(
+            pool.num_pages,
+            pool.num_free,
+            pool.num_active,
+            pool.num_cached,
+            self._scheduler.num_preemptions,
+            replace(index.counters),
+        )
+
+    def sleep(self) -> None:
+        """Frees the cache and pauses the requests until `wake`; the weights stay."""
+        self._call(self._sleep)
+
+    def wake(self) -> None:
+        """Allocates the cache again; the requests go on by computing their rows again."""
+        self._call(self._wake)
+
+    # What the base class asks for.
+
+    def _num_image_rows(self, images: Images | None) -> int:
+        return sum(rows - 1 for rows in rows_of_images(self._runner.model.config, images))
+
+    def _sequences(self) -> list[Sequence]:
+        return list(self._states)
+
+    def _counts(self) -> tuple[int, int]:
+        return self._scheduler.counts
+
+    def _is_idle(self) -> bool:
+        return self._is_asleep or not self._states
+
+    def _prepare(self, sequence: Sequence) -> Callable[[], None]:
+        request = sequence.request
+        rows, images = self._rows(sequence)
+        kind = classify(len(rows), request.request_class, self._classes).name
+        cost = len(rows) + min(sequence.max_tokens, EXPECTED_OUTPUT)
+        state = RequestState(
+            sequence.handle.request_id,
+            rows,
+            kind,
+            priority=request.priority,
+            images=images,
+            images_end=_images_end(rows, request.images is not None, self._placeholder),
+            can_hit=not sequence.needs_prompt_logprobs,
+            cost=cost,
+        )
+        self._admission.enter(kind, cost)
+        return lambda: self._enqueue(sequence, state)
+
+    def _enqueue(self, sequence: Sequence, state: RequestState) -> None:
+        state.seed = self._seed(sequence)
+        self._states[sequence], self._by_state[state] = state, sequence
+        self._scheduler.add(state)
+
+    def _drop(self, sequence: Sequence) -> None:
+        state = self._states.pop(sequence)
+        del self._by_state[state]
+        self._scheduler.remove(state)
+        self._leave_queue(state)
+
+    def _replace_weights(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._runner.update_weights(tensors)
+        self._requeue_all()
+        self._scheduler.index.invalidate_all()
+
+    # Called from the engine's thread.
+
+    def _requeue_all(self) -> None:
+        """Every request starts over, under keys of the present version."""
+        for sequence, state in self._states.items():
+            if state.is_running:
+                self._scheduler.preempt(state)
+            state.restart(self._seed(sequence))
+
+    def _sleep(self) -> None:
+        if self._is_asleep:
+            return
+        self._requeue_all()
+        old, self._scheduler = self._scheduler, self._new_scheduler()
+        for state in old.requests:
+            self._scheduler.add(state)
+        self._is_asleep = True
+        self._runner.close()
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._runner.open(self._num_pages, self._num_slots, self._max_length)
+            self._is_asleep = False
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        plan = self._scheduler.schedule()
+        self._note_admitted(plan)
+        try:
+            logits = self._runner.run(plan, self._by_state)
+        except RequestFault as fault:
+            self._scheduler.fail(plan, are_suspect=False)
+            self._end_with(fault.request, fault.__cause__ or fault)
+        except Exception as error:
+            self._scheduler.fail(plan)
+            if len(plan.slices) == 1:
+                self._end_with(plan.slices[0].request, error)
+        else:
+            self._finish_step(plan, logits)
+            rate = plan.num_tokens / (time.perf_counter() - begin)
+            average = self._admission.tokens_per_second or rate
+            self._admission.tokens_per_second = 0.9 * average + 0.1 * rate
+
+    def _note_admitted(self, plan: StepPlan) -> None:
+        for state in plan.admitted:
+            sequence = self._by_state[state]
+            sequence.forget_cache()
+            if state.cost:
+                self._leave_queue(state)
+                self._num_prompt_tokens += sequence.handle.num_prompt_tokens
+                sequence.handle.num_cached_tokens = state.num_cached or 0
+
+    def _leave_queue(self, state: RequestState) -> None:
+        self._admission.leave(state.request_class, state.cost)
+        state.cost = 0
+
+    def _end_with(self, state: RequestState, error: BaseException) -> None:
+        self._finish(self._by_state[state], "error", f"{type(error).__name__}: {error}")
+
+    def _finish_step(self, plan: StepPlan, logits: StepLogits) -> None:
+        """Draws, then lets the scheduler register and the ended requests go."""
+        for one in plan.slices:
+            sequence = self._by_state[one.request]
+            if one.request in logits.prompts:
+                scores = score_prompt(sequence, logits.prompts[one.request], one.start)
+                sequence.prompt_logprobs += scores
+            if one.wants_logits and not sequence.is_prefilled:
+                sequence.end_prefill()
+        states = [one.request for one in plan.slices if one.wants_logits]
+        counts = {state: len(self._by_state[state].ids) for state in states}
+        self._draw([self._by_state[state] for state in states], logits.next_BV)
+        tokens, failed = {}, []
+        for state in states:
+            sequence = self._by_state[state]
+            if len(sequence.ids) > counts[state]:
+                tokens[state] = sequence.ids[-1]
+            if sequence.has_failed:
+                failed.append(state)
+        self._scheduler.complete(plan, tokens, failed)
+        for state in states:
+            if self._by_state[state].is_ended:
+                self._release(self._by_state[state])
+
+    def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
+        """One token for each sequence, but for those that asked for none."""
+        asking = [row for row, s in enumerate(sequences) if s.max_tokens > 0]
+        for sequence in sequences:
+            if sequence.max_tokens == 0:
+                sequence.end("length", self._version)
+        if not asking:
+            return
+        if len(asking) < len(sequences):
+            logits_BV = logits_BV[torch.tensor(asking, device=logits_BV.device)]
+        ready = [sequences[row] for row in asking]
+        self._num_generated_tokens += draw(ready, logits_BV, self._version)
+
+    # Rows and keys of a request.
+
+    @property
+    def _placeholder(self) -> int | None:
+        return self._runner.model.config.media_placeholder_token_id
+
+    def _seed(self, sequence: Sequence) -> bytes:
+        dtype = self._runner.layout.dtype
+        kept = f"{state_dtype(dtype)}, {dtype}"
+        return seed_key(self._version, sequence.request.cache_salt, kept)
+
+    def _rows(self, sequence: Sequence) -> tuple[list[int], tuple[tuple[int, bytes], ...]]:
+        """Ids with each image's placeholder once a row, and the images' places and hashes."""
+        images = sequence.request.images
+        if images is None:
+            return list(sequence.ids), ()
+        counts = iter(rows_of_images(self._runner.model.config, images))
+        hashes = iter(_image_hashes(images))
+        rows: list[int] = []
+        places = []
+        for token_id in sequence.ids:
+            if token_id == self._placeholder and (count := next(counts, None)) is not None:
+                places.append((len(rows), next(hashes)))
+                rows += [token_id] * count
+            else:
+                rows.append(token_id)
+        return rows, tuple(places)
+
+
+def _images_end(rows: list[int], has_images: bool, placeholder: int | None) -> int:
+    """The row after the last image row."""
+    if not has_images or placeholder not in rows:
+        return 0
+    return len(rows) - rows[::-1].index(placeholder)
+
+
+def _image_hashes(images: Images) -> list[bytes]:
+    """Hash of each image's pixels and grid."""
+    sizes = images.grid_thws.prod(-1).tolist()
+    hashes = []
+    for pixels, grid in zip(images.pixel_values.split(sizes), images.grid_thws, strict=True):
+        data = pixels.detach().float().cpu().contiguous().numpy().tobytes()
+        header = repr((tuple(pixels.shape), grid.tolist())).encode()
+        hashes.append(blake2b(header + data, digest_size=16).digest())
+    return hashes
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+    return 1 << 30

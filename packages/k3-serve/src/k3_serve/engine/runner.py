@@ -1,0 +1,193 @@
+"""Executes a step plan on a model: copies, one packed forward, checkpoints (report 5.4).
+
+Legend: T rows of the forward, R rows whose logits are wanted, B of them that give a next token,
+V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from k3_core.engine.runner import copy_weights
+from k3_core.engine.sequence import Sequence
+from k3_core.model.batch import SequenceBatch
+from k3_serve.cache.arena import Arena, ArenaLayout
+from k3_serve.engine.paged import PagedCache, StagedCheckpoints
+from k3_serve.engine.plan import Save, Slice, StepPlan
+from k3_serve.engine.request import RequestState
+
+if TYPE_CHECKING:
+    from k3_core.model import K3ForConditionalGeneration
+
+
+class RequestFault(Exception):
+    """One request of a step cannot be run; the cause is the exception's `__cause__`."""
+
+    def __init__(self, request: RequestState) -> None:
+        super().__init__(request.request_id)
+        self.request = request
+
+
+@dataclass(frozen=True)
+class StepLogits:
+    """What the forward of a step gives."""
+
+    next_BV: Tensor
+    """For the slices that want logits, in the order of the plan."""
+    prompts: dict[RequestState, Tensor]
+    """All rows of the slices of requests that score their prompt."""
+
+
+class PagedRunner:
+    """A model in inference mode; the arena exists between `open` and `close`."""
+
+    def __init__(self, model: K3ForConditionalGeneration, page_tokens: int) -> None:
+        self.model = model.eval()
+        layers = model.language_model.model.layers
+        specs = {
+            index: layers[index].self_attn.cache_spec()  # type: ignore[union-attr, operator]
+            for index in range(model.config.text.num_hidden_layers)
+        }
+        self.layout = ArenaLayout.of(specs, page_tokens, model.dtype)
+        self._cache: PagedCache | None = None
+
+    def open(self, num_pages: int, num_slots: int, max_length: int) -> None:
+        """Allocates the arena and the slots."""
+        arena = Arena(self.layout, num_pages, self.model.device)
+        self._cache = PagedCache(arena, num_slots, max_length)
+
+    def close(self) -> None:
+        """Frees the arena and the slots."""
+        self._cache = None
+
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies tensors into the weights of their names; on a bad one, none is copied."""
+        copy_weights(self.model, tensors)
+
+    def run(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> StepLogits:
+        """One step. Raises RequestFault for a request whose images cannot be embedded.
+
+        After an exception the slots of the plan's requests are void.
+        """
+        cache = self._cache
+        assert cache is not None, "the runner is closed"
+        for one in plan.slices:
+            self._embed(one, sequences[one.request])
+        self._copy_in(plan, cache)
+        staged, extents = self._stage(plan, cache)
+        batch = SequenceBatch.from_lengths(
+            [one.num_tokens for one in plan.slices],
+            device=cache.device,
+            cache=cache,
+            slots=[one.slot for one in plan.slices],
+            num_decode=len(plan.decodes),
+            checkpoints=staged,
+        )
+        ids_T, embeds_TD = self._inputs(plan, sequences)
+        rows, scored = _wanted_rows(plan, sequences)
+        output = self.model.forward_packed(
+            ids_T,
+            batch,
+            inputs_embeds_TD=embeds_TD,
+            logit_rows=torch.tensor(rows, dtype=torch.int64).to(cache.device, non_blocking=True),
+            output_logits=bool(rows),
+        )
+        if staged is not None:
+            cache.store(staged, extents)
+        if slots := _slot_saves(plan):
+            cache.save(slots)
+        if output.logits is None:
+            return StepLogits(output.hidden_TD.new_empty(0, 0), {})
+        sizes = [len(rows) - sum(scored.values()), *scored.values()]
+        next_BV, *prompts = output.logits.split(sizes)
+        return StepLogits(next_BV, dict(zip(scored, prompts, strict=True)))
+
+    def _copy_in(self, plan: StepPlan, cache: PagedCache) -> None:
+        if plan.page_copies:
+            cache.arena.copy_pages(list(plan.page_copies))
+        restores = []
+        for restore in plan.restores:
+            if restore.extent is None:
+                cache.reset(restore.slot)
+            else:
+                restores.append((restore.slot, restore.extent, restore.num_tokens))
+        if restores:
+            cache.restore(restores)
+        cache.list_pages((one.slot, one.pages) for one in plan.slices)
+
+    def _stage(
+        self, plan: StepPlan, cache: PagedCache
+    ) -> tuple[StagedCheckpoints | None, list[tuple[int, ...]]]:
+        """The checkpoints inside prefills: offsets for the forward, extents in their order."""
+        saves: dict[RequestState, list[Save]] = {}
+        for save in plan.saves:
+            saves.setdefault(save.request, []).append(save)
+        offsets: list[tuple[int, ...]] = [()] * len(plan.decodes)
+        extents = []
+        for one in plan.prefills:
+            own = sorted(saves.get(one.request, ()), key=lambda s: s.num_tokens)
+            offsets.append(tuple(save.num_tokens - one.start for save in own))
+            extents += [save.extent for save in own]
+        if not extents:
+            return None, []
+        return StagedCheckpoints(self.layout, tuple(offsets), cache.device), extents
+
+    def _embed(self, one: Slice, sequence: Sequence) -> None:
+        """Rows of features for a prompt whose images the slice still needs."""
+        images = sequence.request.images
+        if images is None or one.start >= one.request.images_end or sequence.embeds_TD is not None:
+            return
+        device = self.model.device
+        try:
+            sequence.embeds_TD = self.model.embed_prompt(
+                torch.tensor(sequence.ids, device=device),
+                images.pixel_values.to(device),
+                images.grid_thws.to(device),
+            )
+        except Exception as error:
+            raise RequestFault(one.request) from error
+
+    def _inputs(
+        self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Ids [T], or embeddings [T, D] when a slice has image rows."""
+        rows = [row for one in plan.slices for row in one.request.rows[one.start : one.stop]]
+        ids_T = torch.tensor(rows).to(self.model.device, non_blocking=True)
+        if all(sequences[one.request].embeds_TD is None for one in plan.slices):
+            return ids_T, None
+        embeds_TD = self.model.embed_prompt(ids_T)
+        offset = 0
+        for one in plan.slices:
+            known_TD = sequences[one.request].embeds_TD
+            if known_TD is not None:
+                stop = offset + min(one.stop, len(known_TD)) - one.start
+                embeds_TD[offset:stop] = known_TD[one.start : one.stop]
+            offset += one.num_tokens
+        return None, embeds_TD
+
+
+def _wanted_rows(
+    plan: StepPlan, sequences: Mapping[RequestState, Sequence]
+) -> tuple[list[int], dict[RequestState, int]]:
+    """Rows of the forward whose logits are wanted, and how many of them score which prompt."""
+    last, whole, scored, offset = [], [], {}, 0
+    for one in plan.slices:
+        end = offset + one.num_tokens
+        if one.wants_logits:
+            last.append(end - 1)
+        if sequences[one.request].needs_prompt_logprobs:
+            whole += range(offset, end)
+            scored[one.request] = one.num_tokens
+        offset = end
+    return last + whole, scored
+
+
+def _slot_saves(plan: StepPlan) -> list[tuple[int, tuple[int, ...]]]:
+    """Checkpoints of decoding requests: their slots hold the states after the forward."""
+    decoding = {one.request: one.slot for one in plan.decodes}
+    return [(decoding[s.request], s.extent) for s in plan.saves if s.request in decoding]
