@@ -19,23 +19,17 @@ import httpx
 
 from k3_core.errors import K3Error
 
-HOST_NAME = re.compile(
-    r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]"
-)
+LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+HOST_NAME = re.compile(rf"(?=.{{4,253}}$)(?:{LABEL}\.)+(?=[a-z]){LABEL}")
 MAX_URL = 2048
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str], Awaitable[list[str]]]
-# Ranges of IPv6 that carry an IPv4 address, which may be any: mapped, NAT64 (two), Teredo, 6to4.
-EMBEDDED = [
-    ipaddress.IPv6Network(text)
-    for text in (
-        "::/96",
-        "::ffff:0:0/96",
-        "64:ff9b::/96",
-        "64:ff9b:1::/48",
-        "2001::/32",
-        "2002::/16",
-    )
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Inside that range, Teredo and 6to4 carry an IPv4 address, which may be any, and some addresses
+# are for documents; outside it lie the mapped ones and those of NAT64.
+NOT_PUBLIC: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
+    *map(ipaddress.IPv6Network, ("2001::/32", "2002::/16", "2001:db8::/32", "3fff::/20")),
+    ipaddress.IPv4Network("192.88.99.0/24"),  # the relays of 6to4
 ]
 
 
@@ -63,15 +57,11 @@ class MediaPolicy:
 def is_public(text: str) -> bool:
     """Whether an address belongs to the public internet and embeds no other address."""
     address: Address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and any(address in net for net in EMBEDDED):
+    if address.version == 6 and address not in GLOBAL_UNICAST:
         return False
-    return address.is_global and not (
-        address.is_multicast
-        or address.is_reserved
-        or address.is_loopback
-        or address.is_link_local
-        or address.is_unspecified
-    )
+    if any(address in net for net in NOT_PUBLIC):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 def check_url(url: str, policy: MediaPolicy) -> SplitResult:
