@@ -18,7 +18,7 @@ import uvicorn
 from hypothesis import settings
 
 from k3_core import K3Tokenizer
-from k3_core.engine import Event, EventStream, Request, TokenLogprob, fold_events
+from k3_core.engine import Event, EventStream, Request, Stats, TokenLogprob, fold_events
 from k3_core.engine.stops import StopWatch
 from k3_serve.api.app import create_app
 from k3_serve.limits import Limits
@@ -83,6 +83,11 @@ class ScriptedEngine:
     def abort(self, handle: EventStream) -> None:
         self.aborted.append(handle.request_id)
         handle.put(Event(None, None, (), 0, "abort"))
+
+    def stats(self) -> Stats:
+        num_ended = len(set(self.aborted)) if self.hold_after else len(self.requests)
+        running = len(self.requests) - num_ended
+        return Stats(0, running, num_ended, 0, 0, 0, 0)
 
     def generate(self, requests: list[Request]) -> list[Any]:
         return [fold_events(list(self.submit(request))) for request in requests]

@@ -52,7 +52,7 @@ def nesting(body: bytes) -> int:
     """
     marks = STRING.sub(b"", body).translate(None, NOT_BRACKETS)
     steps = (1 if mark in b"[{" else -1 for mark in marks)
-    return max(accumulate(steps), default=0)
+    return max(accumulate(steps, initial=0))
 
 
 def is_nested_deeper(body: bytes, max_depth: int) -> bool:
