@@ -1,4 +1,4 @@
-"""Which prefixes the arena holds, and what goes when it is full (report 5.4; architecture 6).
+"""Which prefixes the arena holds: look-up, claim, registration (report 5.4; architecture 6).
 
 A hit needs two things at one boundary: the latent pages of all tokens before it and a checkpoint
 of all KDA layers at it. Half a hit would be a silently wrong answer, so `lookup` only reports
@@ -13,15 +13,15 @@ Order of a step, which keeps the rules of the cache:
 4. `register_pages` and `register_checkpoint` what was written, never earlier: what is registered
    can be hit at once. Release the references of copy sources and restored checkpoints now.
 
-Only the owner of an allocated page writes it, and only behind its registered units; a claimed
-page or extent is only read.
+A prompt of n tokens is registered, and its checkpoint taken, at (n - 1) // unit * unit, so that
+the same prompt hits although its last token is always computed. Only the owner of an allocated
+page writes it, and only behind its registered units; a claimed page or extent is only read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from k3_serve.cache.evict import EvictionQueue, log_value
 from k3_serve.cache.pages import OutOfPages, PagePool
 from k3_serve.cache.records import (
     CHECKPOINT_KINDS,
@@ -32,17 +32,15 @@ from k3_serve.cache.records import (
     Match,
     StaleMatch,
 )
-from k3_serve.cache.tree import PageNode, PageTree
+from k3_serve.cache.store import PrefixStore
 
 
 class PrefixIndex:
     """Prefix look-up over the pages of `pool`, whose eviction it owns.
 
     unit: tokens between two boundaries at which a prefix can end. page_tokens: latent rows of a
-    page, a multiple of unit. checkpoint_pages: pages of a checkpoint's extent. half_life: in
-    allocated pages, see `evict`; one turnover of the pool by default.
-    on_evict: called with bytes still intact, before their pages are given to anybody; it must
-    not call the index.
+    page, a multiple of unit. checkpoint_pages: pages of a checkpoint's extent. half_life: of
+    recency in allocated pages, see `evict`; one turnover of the pool by default.
     """
 
     def __init__(
@@ -60,20 +58,32 @@ class PrefixIndex:
             )
         if checkpoint_pages < 1:
             raise ValueError(f"checkpoint_pages is {checkpoint_pages}; an extent has at least 1")
+        half_life = float(pool.num_pages) if half_life is None else half_life
+        if half_life <= 0:
+            raise ValueError(f"half_life is {half_life}; it is a positive number of pages")
         self.pool = pool
         self.unit = unit
         self.page_tokens = page_tokens
         self.checkpoint_pages = checkpoint_pages
-        self.half_life = float(half_life or pool.num_pages)
-        self.counters = CacheCounters()
-        self.on_evict: Callable[[EvictedCheckpoint | EvictedPages], None] | None = None
-        self._age = 0
-        self._tree = PageTree(page_tokens // unit)
-        self._checkpoints: dict[bytes, Checkpoint] = {}
-        self._extents: dict[int, Checkpoint] = {}  # by first page
-        self._leaves: EvictionQueue[PageNode] = EvictionQueue()
-        self._cheapest: EvictionQueue[Checkpoint] = EvictionQueue()
-        pool.on_idle = self._offer_page
+        self._units_per_page = page_tokens // unit
+        self._store = PrefixStore(pool, unit, self._units_per_page, half_life)
+
+    @property
+    def counters(self) -> CacheCounters:
+        """Sums since the start."""
+        return self._store.counters
+
+    @property
+    def on_evict(self) -> Callable[[EvictedCheckpoint | EvictedPages], None] | None:
+        """Called with the bytes still intact, before their pages are given to anybody.
+
+        It must not call the index. Not called when weights are updated or a state is recycled.
+        """
+        return self._store.on_evict
+
+    @on_evict.setter
+    def on_evict(self, hook: Callable[[EvictedCheckpoint | EvictedPages], None] | None) -> None:
+        self._store.on_evict = hook
 
     # Look-up
 
@@ -84,19 +94,19 @@ class PrefixIndex:
         in any case for its logits. O(units of the prompt).
         """
         keys = keys[: max(limit, 0) // self.unit]
-        path, num_units = self._tree.walk(keys)
+        path, num_units = self._store.tree.walk(keys)
         num_latent = num_units * self.unit
-        while num_units and keys[num_units - 1] not in self._checkpoints:
+        while num_units and keys[num_units - 1] not in self._store.checkpoints:
             num_units -= 1
         if not num_units:
             return Match(0, (), None, num_latent, None, limit)
-        size = self._tree.units_per_page
+        size = self._units_per_page
         ends = [min(end, num_units) for end in range(size, num_units + size, size)]
         pages = tuple(node.page for node in path[: len(ends)])
         return Match(
             num_tokens=num_units * self.unit,
             pages=pages,
-            checkpoint=self._checkpoints[keys[num_units - 1]],
+            checkpoint=self._store.checkpoints[keys[num_units - 1]],
             num_latent_tokens=num_latent,
             copy_source=pages[-1] if num_units % size else None,
             num_lookup_tokens=limit,
@@ -109,23 +119,22 @@ class PrefixIndex:
         Also called for a match of 0 tokens, which counts the miss. The caller gives both back
         by `release`: the checkpoint after the step that restored it, the pages at the end.
         """
-        checkpoint = match.checkpoint
-        nodes = []
+        checkpoint, tree = match.checkpoint, self._store.tree
         for page, key in zip(match.pages, match.keys, strict=True):
-            node = self._tree.node(page)
-            if node is None or node not in self._tree.holders(key):
+            node = tree.node(page)
+            if node is None or node not in tree.holders(key):
                 raise StaleMatch(f"page {page} of a match was evicted; look the prompt up again")
-            nodes.append(node)
         if checkpoint is not None and not checkpoint.is_alive:
-            raise StaleMatch(f"the checkpoint at {checkpoint.num_tokens} tokens was evicted")
+            raise StaleMatch(
+                f"the checkpoint at {checkpoint.num_tokens} tokens of a match was evicted; "
+                "look the prompt up again"
+            )
         self._count(match)
         self.pool.pin(match.pages)
-        for node in nodes:
-            node.last_use = self._age
         if checkpoint is not None:
             self.pool.pin(checkpoint.extent)
             checkpoint.num_hits += 1
-            checkpoint.last_use = self._age
+            checkpoint.last_use = self._store.age
 
     def _count(self, match: Match) -> None:
         counters = self.counters
@@ -138,70 +147,30 @@ class PrefixIndex:
 
     def checkpoint_at(self, key: bytes) -> Checkpoint | None:
         """The checkpoint of the prefix that ends with `key`."""
-        return self._checkpoints.get(key)
+        return self._store.checkpoints.get(key)
 
-    # Allocation and eviction
+    # Pages in and out
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages for the caller to write, evicting what is worth least.
+        """`count` pages for the caller to write, evicting what is worth least (see `store`).
 
-        Pages that no checkpoint makes usable go first, the longest unused leaf before others;
-        then the checkpoint of the lowest value, whole, which may leave further such pages. Never
-        fails when num_free + num_cached is enough; otherwise OutOfPages, and nothing changed.
+        Never fails when num_free + num_cached is enough; otherwise OutOfPages, and nothing
+        changed.
         """
         available = self.pool.num_free + self.pool.num_cached
         if count > available:
             raise OutOfPages(count, available, self.pool.num_pages)
         while self.pool.num_free < count:
-            self._evict_one()
-        self._age += count
-        return self.pool.allocate(count)
+            self._store.evict_one()
+        pages = self.pool.allocate(count)
+        self._store.age += count
+        return pages
 
-    def _evict_one(self) -> None:
-        leaf = self._leaves.pop(self._leaf_priority)
-        if leaf is not None:
-            self._evict_page(leaf)
-            return
-        checkpoint = self._cheapest.pop(self._checkpoint_priority)
+    def release(self, pages: Iterable[int] = (), checkpoint: Checkpoint | None = None) -> None:
+        """Give back references to pages (claimed or allocated) and to a claimed checkpoint."""
+        self.pool.release(pages)
         if checkpoint is not None:
-            self._evict_checkpoint(checkpoint)
-            return
-        self._evict_below_pinned()
-
-    def _evict_page(self, node: PageNode) -> None:
-        self.counters.pages_evicted += 1
-        if self.on_evict is not None:
-            num_tokens = (node.start + len(node.keys)) * self.unit
-            self.on_evict(EvictedPages(node.keys[-1], num_tokens, (node.page,)))
-        self._drop_page(node)
-
-    def _evict_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.counters.checkpoints_evicted += 1
-        if self.on_evict is not None:
-            key = checkpoint.key
-            path = self._tree.path(self._tree.holders(key)[0])
-            keys = (*(node.keys[-1] for node in path[:-1]), key)
-            self.on_evict(EvictedCheckpoint(checkpoint, tuple(n.page for n in path), keys))
-        self._drop_checkpoint(checkpoint)
-
-    def _evict_below_pinned(self) -> None:
-        """Free an idle page under whose prefix others still hold pages.
-
-        It happens when two requests compute the same prefix at once: the pages of the first are
-        registered, the second continues them with its own and outlives it. Those pages stay
-        with their owner, but nobody can reach them by a look-up any more.
-        """
-        page = self.pool.oldest_cached()
-        assert page is not None
-        node = self._tree.node(page)
-        assert node is not None, "idle extents were evicted before"
-        for below in reversed(self._tree.subtree(node)):
-            for checkpoint in self._checkpoints_of(below):
-                if len(self._tree.holders(checkpoint.key)) == 1:
-                    self._evict_checkpoint(checkpoint)
-            self._evict_page(below)
-
-    # Registration
+            self.pool.release(checkpoint.extent)
 
     def register_pages(self, keys: Sequence[bytes], pages: Sequence[int], num_tokens: int) -> None:
         """Make the whole units of the first `num_tokens` tokens of a request matchable.
@@ -212,7 +181,7 @@ class PrefixIndex:
         O(new units).
         """
         num_units = num_tokens // self.unit
-        size = self._tree.units_per_page
+        size = self._units_per_page
         num_pages = -(-num_units // size)
         if len(keys) < num_units or len(pages) < num_pages:
             raise ValueError(
@@ -220,22 +189,15 @@ class PrefixIndex:
                 f"got {len(keys)} and {len(pages)}"
             )
         first = num_pages
-        while first and keys[min(first * size, num_units) - 1] not in self._tree:
+        while first and keys[min(first * size, num_units) - 1] not in self._store.tree:
             first -= 1
         for index in range(first, num_pages):
             start = index * size
+            stop = min(start + size, num_units)
             before = keys[start - 1] if start else None
-            self._put(pages[index], start, keys[start : min(start + size, num_units)], before)
+            self._store.put_page(pages[index], start, keys[start:stop], before)
 
-    def _put(self, page: int, start: int, keys: Sequence[bytes], before: bytes | None) -> None:
-        if page in self._extents:
-            raise ValueError(f"page {page} belongs to a checkpoint and cannot hold latents")
-        self.pool.keep((page,))
-        node = self._tree.put(page, start, keys, before)
-        node.num_checkpoints = sum(key in self._checkpoints for key in node.keys)
-        node.last_use = self._age
-        for other in self._tree.redundant(node):
-            self._drop_page(other)
+    # Checkpoints in and out
 
     def register_checkpoint(
         self, key: bytes, num_tokens: int, extent: Sequence[int], kind: str
@@ -247,126 +209,43 @@ class PrefixIndex:
         then the extent is released: the prefix has a checkpoint already (a lasting kind replaces
         `moving`), or its latent pages are not registered.
         """
-        extent = tuple(extent)
-        self._check_checkpoint(key, num_tokens, extent, kind)
-        known = self._checkpoints.get(key)
-        if known is not None or key not in self._tree:
-            if known is not None:
-                known.last_use = self._age
-                known.kind = kind if known.kind == "moving" else known.kind
-            self.counters.checkpoints_refused += 1
-            self.pool.release(extent)
-            return False
-        above = next((k for k in self._tree.keys_above(key) if k in self._checkpoints), None)
-        checkpoint = Checkpoint(key, num_tokens, extent, kind, last_use=self._age)
-        checkpoint.above = self._checkpoints[above] if above is not None else None
-        self._checkpoints[key] = checkpoint
-        self._extents[extent[0]] = checkpoint
-        for node in self._tree.holders(key):
-            node.num_checkpoints += 1
-            self._put_above_deeper(checkpoint, node)
-        self.counters.checkpoints_taken += 1
-        self.pool.keep(extent)
-        self.pool.release(extent)
-        return True
+        checkpoint = Checkpoint(key, num_tokens, tuple(extent), kind)
+        self._check(checkpoint)
+        known = self.checkpoint_at(key)
+        if known is None and key in self._store.tree:
+            self._store.put_checkpoint(checkpoint)
+            self.counters.checkpoints_taken += 1
+            return True
+        if known is not None:
+            known.last_use = self._store.age
+            known.kind = kind if known.kind == "moving" else known.kind
+        self.counters.checkpoints_refused += 1
+        self.pool.release(checkpoint.extent)
+        return False
 
-    def _check_checkpoint(self, key: bytes, num_tokens: int, extent: tuple, kind: str) -> None:
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Raise ValueError when the arguments of a registration cannot be true."""
+        kind, extent, key = checkpoint.kind, checkpoint.extent, checkpoint.key
         if kind not in CHECKPOINT_KINDS:
             raise ValueError(f"checkpoint kind {kind!r} is none of {', '.join(CHECKPOINT_KINDS)}")
         if len(extent) != self.checkpoint_pages or len(set(extent)) != len(extent):
             raise ValueError(f"extent {extent} does not have {self.checkpoint_pages} pages")
-        for node in self._tree.holders(key):
+        for node in self._store.tree.holders(key):
             expected = (node.start + node.keys.index(key) + 1) * self.unit
-            if num_tokens != expected:
-                raise ValueError(f"num_tokens is {num_tokens}; the key names {expected} tokens")
-
-    def _put_above_deeper(self, checkpoint: Checkpoint, node: PageNode) -> None:
-        """Tell the nearest deeper checkpoints that they save fewer tokens now.
-
-        A new end of a chain has none; a junction walks the branches behind it.
-        """
-        todo = [(node, node.keys.index(checkpoint.key) + 1)]
-        while todo:
-            node, first = todo.pop()
-            for key in node.keys[first:]:
-                deeper = self._checkpoints.get(key)
-                if deeper is not None:
-                    deeper.above = checkpoint
-                    self._offer_checkpoint(deeper)
-                    break
-            else:
-                todo.extend((child, 0) for child in node.children)
-
-    # Giving back
-
-    def release(self, pages: Iterable[int] = (), checkpoint: Checkpoint | None = None) -> None:
-        """Give back references to pages (claimed or allocated) and to a claimed checkpoint."""
-        self.pool.release(pages)
-        if checkpoint is not None:
-            self.pool.release(checkpoint.extent)
+            if checkpoint.num_tokens != expected:
+                raise ValueError(
+                    f"num_tokens is {checkpoint.num_tokens}; the key names {expected} tokens"
+                )
 
     def recycle(self, checkpoint: Checkpoint) -> bool:
-        """Free a superseded `moving` checkpoint; False when it stays since others use it."""
+        """Free a superseded `moving` checkpoint; False when it stays because others use it."""
         is_needed = checkpoint.kind != "moving" or checkpoint.num_hits
         if is_needed or not checkpoint.is_alive:
             return False
         self.counters.checkpoints_recycled += 1
-        self._drop_checkpoint(checkpoint)
+        self._store.drop_checkpoint(checkpoint)
         return True
 
     def invalidate_all(self) -> None:
         """Forget every prefix, as after an update of the weights; pages in use stay in use."""
-        for checkpoint in list(self._checkpoints.values()):
-            self._drop_checkpoint(checkpoint)
-        for node in sorted(self._tree.nodes(), key=lambda node: -node.start):
-            self._drop_page(node)
-
-    # Shared by the above
-
-    def _checkpoints_of(self, node: PageNode) -> list[Checkpoint]:
-        return [self._checkpoints[key] for key in node.keys if key in self._checkpoints]
-
-    def _drop_page(self, node: PageNode) -> None:
-        self._tree.remove(node)
-        self._leaves.discard(node)
-        self.pool.forget((node.page,))
-        if node.parent is not None:
-            self._offer_leaf(node.parent)
-
-    def _drop_checkpoint(self, checkpoint: Checkpoint) -> None:
-        checkpoint.is_alive = False
-        del self._checkpoints[checkpoint.key]
-        del self._extents[checkpoint.extent[0]]
-        self._cheapest.discard(checkpoint)
-        self.pool.forget(checkpoint.extent)
-        for node in self._tree.holders(checkpoint.key):
-            node.num_checkpoints -= 1
-            self._offer_leaf(node)
-
-    def _offer_page(self, page: int) -> None:
-        """The pool says that a registered page became idle."""
-        node = self._tree.node(page)
-        if node is not None:
-            node.last_use = self._age
-            self._offer_leaf(node)
-        elif page in self._extents:
-            self._offer_checkpoint(self._extents[page])
-
-    def _offer_leaf(self, node: PageNode) -> None:
-        priority = self._leaf_priority(node)
-        if priority is not None:
-            self._leaves.push(node, priority)
-
-    def _offer_checkpoint(self, checkpoint: Checkpoint) -> None:
-        priority = self._checkpoint_priority(checkpoint)
-        if priority is not None:
-            self._cheapest.push(checkpoint, priority)
-
-    def _leaf_priority(self, node: PageNode) -> float | None:
-        return float(node.last_use) if node.is_leaf and self.pool.is_cached(node.page) else None
-
-    def _checkpoint_priority(self, checkpoint: Checkpoint) -> float | None:
-        if not self.pool.is_cached(checkpoint.extent[0]):
-            return None
-        saved = checkpoint.saved_tokens
-        return log_value(saved, len(checkpoint.extent), checkpoint.last_use, self.half_life)
+        self._store.clear()

@@ -27,6 +27,7 @@ class PageNode:
     num_checkpoints: int = 0
     """Checkpoints at its units."""
     last_use: int = 0
+    """When it became idle, in pages allocated by the index so far."""
 
     @property
     def is_leaf(self) -> bool:
@@ -141,7 +142,7 @@ class PageTree:
         return lost
 
     def subtree(self, node: PageNode) -> list[PageNode]:
-        """`node` and everything below it, children after their parents."""
+        """`node` and everything below it, shorter prefixes first."""
         order = [node]
         for parent in order:  # grows while it is walked
             order.extend(parent.children)
