@@ -66,8 +66,15 @@ class ScriptedEngine:
     def _play(self, handle: EventStream, request: Request, script: Sequence[int]) -> None:
         sampling = request.sampling
         watch = StopWatch(sampling, self.tokenizer, request.channel)
+        constraint = request.constraint and request.constraint.clone()
         script = script[: sampling.max_tokens]
         for count, token_id in enumerate(script[: self.hold_after], 1):
+            if constraint is not None:
+                if not constraint.allowed_mask(self.tokenizer.vocab_size)[token_id]:
+                    problem = f"token {count} of the script is not allowed"
+                    handle.put(Event(None, None, (), 0, "error", problem))
+                    return
+                constraint.advance(token_id)
             is_stop = token_id in sampling.stop_ids or watch.feed(token_id)
             is_last = count == len(script) and self.failure is None
             reason = "stop" if is_stop else "length" if is_last else None

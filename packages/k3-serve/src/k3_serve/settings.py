@@ -15,7 +15,7 @@ class Settings:
 
     `cors_origins` are the origins of web pages that may call the server; `drain_seconds` is how
     long requests may still run after SIGTERM; `has_vllm_names` adds the metric names that routers
-    made for vLLM read.
+    made for vLLM read; `profile` is one of `k3_serve.api.profile.PROFILES`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -24,3 +24,4 @@ class Settings:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     drain_seconds: float = 30.0
     has_vllm_names: bool = False
+    profile: str = "open"

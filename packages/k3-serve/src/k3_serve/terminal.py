@@ -61,15 +61,15 @@ class LocalBackend:
 
         from k3_serve.api import chat
         from k3_serve.api.errors import ApiError
-        from k3_serve.api.runs import Run
         from k3_serve.api.schemas import ChatRequest
-        from k3_serve.limits import Limits
+        from k3_serve.api.service import Service
 
         try:
             request = ChatRequest.model_validate(body)
-            prepared = chat.prepare(request, self._tokenizer, Limits())
-            run = Run(self._engine, prepared.requests, "messages")
-            chunks = chat.chat_chunks(request, prepared, run, self._tokenizer)
+            service = Service(self._engine, self._tokenizer, request.model)
+            prepared = chat.prepare(request, service)
+            run = service.run(prepared.requests, "messages")
+            chunks = chat.chat_chunks(request, prepared, run, service)
             while (chunk := self._runner.run(_next(chunks))) is not None:
                 yield chunk
         except (ApiError, ValidationError) as error:

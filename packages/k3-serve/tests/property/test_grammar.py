@@ -118,7 +118,7 @@ def sample(tokenizer, compiler):  # type: ignore[no-untyped-def]
         rng, ids = random.Random(seed), []
         constraint = compiler.compile(turn_grammar(turn, tokenizer))
         while tokenizer.end_of_msg_id not in ids:
-            options = constraint.allowed().nonzero()[:, 0].tolist()
+            options = constraint.allowed_mask(tokenizer.vocab_size).nonzero()[:, 0].tolist()
             controls = [i for i in options if i >= tokenizer.num_base_tokens]
             # Closers of texts, and characters that end JSON, lest a random text go on for ever.
             if controls and rng.random() < 0.3 + len(ids) / 300:

@@ -38,7 +38,12 @@ def tool(**fields):  # type: ignore[no-untyped-def]
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
-        ({"tool_choice": TOOL, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {**TOOL, "type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]},
+            "tool_choice.function.name",
+        ),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
@@ -77,7 +82,12 @@ def tool(**fields):  # type: ignore[no-untyped-def]
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"999999999": 1}}, "logit_bias"),
-        ({"messages": [USER, {"role": "assistant", "partial": True}]}, "messages[1].partial"),
+        ({"messages": [{**USER, "partial": True}]}, "messages[0].partial"),
+        ({"messages": [{"role": "assistant", "partial": True}, USER]}, "messages[0].partial"),
+        (
+            {"messages": [USER, {"role": "assistant", "partial": True, "tool_calls": [TOOL]}]},
+            "messages[1]",
+        ),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -5,69 +5,110 @@ The answer that is not streamed is the fold of the chunks, so the two cannot dif
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
-from k3_core.engine import Request
+from k3_core.engine import Images, Request
 from k3_core.engine.wire import add_delta
 from k3_serve.api.choice import ChatChoice
-from k3_serve.api.errors import ApiError, bad_request
+from k3_serve.api.enforce import constraint_of
+from k3_serve.api.errors import bad_request
 from k3_serve.api.fold import Chunk, fold_choices
-from k3_serve.api.media import read_images
+from k3_serve.api.media import fetch_images, read_images
+from k3_serve.api.partial import Prefix, prefix_of
+from k3_serve.api.profile import check_profile
 from k3_serve.api.runs import Run
 from k3_serve.api.sampling import choices_of
 from k3_serve.api.schemas import ChatRequest
+from k3_serve.api.service import Service
 from k3_serve.api.usage import usage_of
 from k3_serve.api.validate import check_chat, check_effort
-from k3_serve.limits import Limits
 
-if TYPE_CHECKING:
-    from k3_core.tokenizer import K3Tokenizer
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered conversation. The output begins in `channel`."""
+
+    ids: list[int]
+    channel: Literal["think", "response"]
+    effort: str | None
+    images: Images | None
+    prefix: Prefix | None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A chat request as engine requests."""
+    """A chat request as engine requests, one a choice."""
 
     requests: list[Request]
-    is_thinking: bool
 
 
-def prepare(body: ChatRequest, tokenizer: K3Tokenizer, limits: Limits) -> Prepared:
-    """Renders and encodes the conversation; ApiError 400 for what cannot be expressed."""
-    check_chat(body, limits)
-    images, prompts = read_images(body.messages, limits)
-    thinking, effort = _thinking(body)
-    try:
-        ids = tokenizer.apply_chat_template(
-            body.messages,
-            tools=body.tools,
-            thinking=thinking,
-            thinking_effort=effort,
-            tool_choice=body.tool_choice,
-            response_format=body.response_format,
-            image_prompts=prompts,
-        )
-    except ValueError as error:
-        raise bad_request(str(error), "messages") from error
+async def prepare_async(body: ChatRequest, service: Service, salt: str) -> Prepared:
+    """`prepare` beside the event loop, after the fetching of remote images."""
+    files = await fetch_images(body.messages, service.settings)
+    return await asyncio.to_thread(prepare, body, service, salt, files)
+
+
+def prepare(
+    body: ChatRequest, service: Service, salt: str = "", files: Mapping[str, bytes] | None = None
+) -> Prepared:
+    """Renders and encodes the conversation, and compiles the grammar of its answer.
+
+    `files` are remote images by address. Raises ApiError 400 for what cannot be expressed.
+    """
+    prompt = render(body, service, files)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
-    samplings = choices_of(body, tokenizer, max_tokens, body.top_logprobs or 0)
+    samplings = choices_of(body, service.tokenizer, max_tokens, body.top_logprobs or 0)
+    constraint = constraint_of(body, prompt.channel, prompt.prefix, service)
     requests = [
         Request(
-            token_ids=tuple(ids),
+            token_ids=tuple(prompt.ids),
             sampling=sampling,
-            images=images,
-            channel="think" if thinking else "response",
-            effort=effort,
+            images=prompt.images,
+            channel=prompt.channel,
+            effort=prompt.effort,
+            constraint=constraint,
+            cache_salt=salt,
         )
         for sampling in samplings
     ]
-    return Prepared(requests, thinking)
+    return Prepared(requests)
+
+
+def render(body: ChatRequest, service: Service, files: Mapping[str, bytes] | None = None) -> Prompt:
+    """The prompt of a checked conversation; ApiError 400 for one that cannot be expressed."""
+    limits = service.settings.limits
+    check_profile(body, service.settings.profile)
+    check_chat(body, limits)
+    thinking, effort = _thinking(body)
+    prefix = prefix_of(body.messages, thinking)
+    messages = body.messages if prefix is None else body.messages[:-1]
+    images, image_prompts = read_images(messages, limits, files or {})
+    # The prompt has no wording for a named tool; the grammar sees to the name.
+    choice = "required" if isinstance(body.tool_choice, dict) else body.tool_choice
+    try:
+        segments = service.tokenizer.chat_segments(
+            messages,
+            tools=body.tools,
+            thinking=thinking,
+            thinking_effort=effort,
+            tool_choice=choice,
+            response_format=body.response_format,
+            image_prompts=image_prompts,
+        )
+    except ValueError as error:
+        raise bad_request(str(error), "messages") from error
+    channel: Literal["think", "response"] = "think" if thinking else "response"
+    if prefix is not None:
+        segments, channel = segments + prefix.segments, prefix.channel
+    ids = service.tokenizer.encode_segments(segments)
+    return Prompt(ids, channel, effort, images, prefix)
 
 
 def _thinking(body: ChatRequest) -> tuple[bool, str | None]:
@@ -83,11 +124,11 @@ def _thinking(body: ChatRequest) -> tuple[bool, str | None]:
 
 
 async def chat_chunks(
-    body: ChatRequest, prepared: Prepared, run: Run, tokenizer: K3Tokenizer
+    body: ChatRequest, prepared: Prepared, run: Run, service: Service
 ) -> AsyncIterator[Chunk]:
     """The chunks of a stream; the last one has the usage and no choices.
 
-    Raises ApiError when a choice fails, or does not do what `tool_choice` demands.
+    Raises ApiError when a choice fails.
     """
     head = {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -96,33 +137,22 @@ async def chat_chunks(
         "model": body.model,
     }
     choices = [
-        ChatChoice(tokenizer, request, prepared.is_thinking, body.logprobs)
-        for request in prepared.requests
+        ChatChoice(service.tokenizer, request, body.logprobs) for request in prepared.requests
     ]
+    has_own_usage = service.settings.profile == "kimi"
     async for index, event in run.events():
         choice = choices[index]
         for part in choice.feed(event):
             yield {**head, "choices": [{"index": index, **part}]}
         if event.finish_reason is not None:
-            _check_tool_choice(body.tool_choice, choice)
-            yield {**head, "choices": [{"index": index, **choice.last_part()}]}
+            last = choice.last_part()
+            if has_own_usage and body.stream:
+                counts = choice.num_tokens, choice.num_reasoning_tokens
+                last["usage"] = usage_of([run.handles[index]], *counts)
+            yield {**head, "choices": [{"index": index, **last}]}
     reasoning = sum(choice.num_reasoning_tokens for choice in choices)
     completion = sum(choice.num_tokens for choice in choices)
     yield {**head, "choices": [], "usage": usage_of(run.handles[:1], completion, reasoning)}
-
-
-def _check_tool_choice(wanted: Any, choice: ChatChoice) -> None:
-    """The prompt asks for calls or forbids them, but nothing enforces it while generating."""
-    if choice.finish_reason == "length":
-        return
-    if (wanted == "required") != choice.has_calls and wanted in ("required", "none"):
-        did = "made none" if wanted == "required" else "made one"
-        raise ApiError(
-            500,
-            f"tool_choice is {wanted} but the model {did}; try again or use auto",
-            param="tool_choice",
-            code="tool_choice_unmet",
-        )
 
 
 def fold_chat(chunks: Iterable[Chunk]) -> Chunk:

@@ -29,9 +29,8 @@ class ChatChoice:
     `feed` gives parts with `finish_reason` None, the first with the role; `last_part` closes.
     """
 
-    def __init__(
-        self, tokenizer: K3Tokenizer, request: Request, is_thinking: bool, has_logprobs: bool
-    ) -> None:
+    def __init__(self, tokenizer: K3Tokenizer, request: Request, has_logprobs: bool) -> None:
+        is_thinking = request.channel == "think"
         self._tokenizer = tokenizer
         self._parser = XtmlParser(tokenizer, thinking=is_thinking)
         self._stops = StopMatcher(request.sampling.stop)

@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 from k3_core.engine import Request
 from k3_serve.api.errors import bad_request
 from k3_serve.api.fold import Chunk, fold_choices
+from k3_serve.api.profile import check_profile
 from k3_serve.api.runs import Run
 from k3_serve.api.sampling import choices_of, stop_strings
 from k3_serve.api.schemas import CompletionRequest
+from k3_serve.api.service import Service
 from k3_serve.api.text_choice import Prompt, TextChoice
 from k3_serve.api.usage import usage_of
-from k3_serve.limits import Limits
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
 
 
 def prepare(
-    body: CompletionRequest, tokenizer: K3Tokenizer, limits: Limits
+    body: CompletionRequest, service: Service, salt: str = ""
 ) -> tuple[list[Prompt], list[Request]]:
-    """The prompts, and the requests of prompt 0's choices, then prompt 1's, and so on."""
+    """The prompts, and the requests of prompt 0's choices, then prompt 1's, and so on.
+
+    `salt` seeds the keys of the prefix cache. Raises ApiError 400.
+    """
+    tokenizer, limits = service.tokenizer, service.settings.limits
+    check_profile(body, service.settings.profile)
     prompts = [_prompt(item, body.echo, tokenizer) for item in _batch(body.prompt)]
     if len(prompts) * body.n > limits.max_prompts:
         raise bad_request(
@@ -35,7 +41,11 @@ def prepare(
     samplings = choices_of(body, tokenizer, body.max_tokens, body.logprobs or 0)
     has_prompt_logprobs = body.echo and body.logprobs is not None
     requests = [
-        Request(prompt.ids, replace(sampling, has_prompt_logprobs=has_prompt_logprobs))
+        Request(
+            prompt.ids,
+            replace(sampling, has_prompt_logprobs=has_prompt_logprobs),
+            cache_salt=salt,
+        )
         for prompt in prompts
         for sampling in samplings
     ]

@@ -24,15 +24,22 @@ class ApiError(Exception):
     """An error for the client; `param` names the field of the request that is at fault."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers
         self.body = error_body(status, message, param, code)
 
     @property
     def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status)
+        return JSONResponse(self.body, self.status, headers=self.headers)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -95,14 +102,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = _telling(error.errors())
-        if found["type"] == "json_invalid":
-            problem = f"{found['ctx']['error']} at character {found['loc'][-1]}"
-            return bad_request(
-                f"the body is not valid JSON: {problem}", code="json_invalid"
-            ).response
-        param = _path(found["loc"])
-        return bad_request(f"{param or 'body'}: {found['msg']}", param, found["type"]).response
+        return invalid_body(error.errors()).response
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -112,6 +112,16 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> JSONResponse:
         return bad_request("the body is nested too deeply", code="nesting").response
+
+
+def invalid_body(errors: Sequence[Any]) -> ApiError:
+    """The error for a body that is no JSON or does not have the shape of its request."""
+    found = _telling(errors)
+    if found["type"] == "json_invalid":
+        problem = f"{found['ctx']['error']} at character {found['loc'][-1]}"
+        return bad_request(f"the body is not valid JSON: {problem}", code="json_invalid")
+    param = _path(found["loc"])
+    return bad_request(f"{param or 'body'}: {found['msg']}", param, found["type"])
 
 
 def _telling(errors: Sequence[Any]) -> Any:

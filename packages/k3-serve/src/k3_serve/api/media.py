@@ -1,39 +1,57 @@
-"""Image parts of a chat: data URLs only, limits before decoding (serving 8, architecture 6)."""
+"""Image parts of a chat: data URLs, and https addresses of hosts that the server was told to fetch
+from; limits before decoding (serving 8, architecture 6)."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from k3_core.engine import Images
 from k3_serve.api.errors import bad_request
 from k3_serve.limits import Limits
+from k3_serve.ops.fetch import FetchError, fetch_all
+from k3_serve.settings import Settings
 
 DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
+async def fetch_images(messages: list[dict[str, Any]], settings: Settings) -> dict[str, bytes]:
+    """The files at the https addresses of image parts; ApiError 400 for one that is not fetched.
+
+    Without a list of hosts there is nothing to fetch from, and `read_images` refuses an address.
+    """
+    if not settings.media.hosts:
+        return {}
+    urls = list(_image_urls(messages))
+    _check_number(len(urls), settings.limits)
+    try:
+        return await fetch_all((url for _, url in urls if url.startswith("https:")), settings.media)
+    except FetchError as error:
+        raise bad_request(f"an image cannot be fetched: {error}", "messages") from error
+
+
 def read_images(
-    messages: list[dict[str, Any]], limits: Limits
+    messages: list[dict[str, Any]], limits: Limits, files: Mapping[str, bytes]
 ) -> tuple[Images | None, list[str] | None]:
     """The pixels of all image parts in order, and the prompt text of each; None without any.
 
-    Raises ApiError 400 for another kind of URL, for too many or too large images and for data
-    that is no image.
+    `files` has what was fetched, by address. Raises ApiError 400 for another kind of URL, for too
+    many or too large images and for data that is no image.
     """
     urls = list(_image_urls(messages))
     if not urls:
         return None, None
-    if len(urls) > limits.max_images:
-        raise bad_request(f"{len(urls)} images; at most {limits.max_images}", "messages")
+    _check_number(len(urls), limits)
     from k3_core.image import ImageError, image_prompt, open_image, preprocess_images
 
     pictures = []
     for where, url in urls:
+        content = files[url] if url in files else _decode(where, url)
         try:
-            pictures.append(open_image(_decode(where, url), max_pixels=limits.max_image_pixels))
+            pictures.append(open_image(content, max_pixels=limits.max_image_pixels))
         except ImageError as error:
             raise bad_request(f"{where}: {error}", where) from error
     try:
@@ -41,6 +59,11 @@ def read_images(
     except ImageError as error:
         raise bad_request(str(error), "messages") from error
     return images, [image_prompt(picture.width, picture.height) for picture in pictures]
+
+
+def _check_number(number: int, limits: Limits) -> None:
+    if number > limits.max_images:
+        raise bad_request(f"{number} images; at most {limits.max_images}", "messages")
 
 
 def _image_urls(messages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

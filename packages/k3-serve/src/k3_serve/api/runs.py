@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import Request as HttpRequest
 
-from k3_core.engine import Engine, Event, Handle, Request
+from k3_core.engine import Engine, EngineBusy, Event, Handle, Request
 from k3_serve.api.errors import ApiError, bad_request
 from k3_serve.observer import Observer, Silent
 from k3_serve.ops.timing import RequestTimer
@@ -24,7 +25,10 @@ class Run:
         param: str,
         observer: Observer | None = None,
     ) -> None:
-        """Submits all or none; ApiError 400 naming `param` when the engine refuses one."""
+        """Submits all or none.
+
+        Raises ApiError 400 naming `param` when the engine refuses one, 429 when it is busy.
+        """
         self._engine = engine
         self.handles: list[Handle] = []
         self._timers: list[RequestTimer] = []
@@ -36,6 +40,12 @@ class Run:
         except ValueError as error:
             self.abort()
             raise bad_request(str(error), param) from error
+        except EngineBusy as error:
+            self.abort()
+            wait = str(max(1, math.ceil(error.retry_after)))
+            raise ApiError(
+                429, str(error), code="engine_busy", headers={"Retry-After": wait}
+            ) from error
 
     def abort(self) -> None:
         """Ends whatever still runs; without effect on what has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from k3_core.engine.protocol import MAX_SEED
 
@@ -23,6 +23,14 @@ class Wire(BaseModel):
     """Strict types: a number given as a string is an error, not a number."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """A field that is null is one that is not given: clients write out their defaults."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class StreamOptions(Wire):
@@ -60,6 +68,7 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     thinking: Thinking | None = None
@@ -82,3 +91,52 @@ class CompletionRequest(SamplingFields):
     echo: bool = False
     suffix: None = None
     best_of: None = None
+
+
+class TokenizeRequest(Wire):
+    """The body of /tokenize: a text, or the fields of a chat, whose prompt is then tokenized."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(Wire):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class ReasoningOptions(Wire):
+    """How hard to think, in a request to /v1/responses."""
+
+    effort: str | None = None
+
+
+class TextOptions(Wire):
+    """The format of the text, in a request to /v1/responses."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesRequest(Wire):
+    """The body of /v1/responses. Nothing is stored, so nothing stored can be referred to."""
+
+    model: str
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool = False
+    background: Literal[False] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None

@@ -20,43 +20,51 @@ _NUM_CACHED = 64
 class GrammarConstraint:
     """Follows one output through a grammar. Of one request; `clone` for another with the same."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, end_id: int, is_complete: bool = False) -> None:
         self._matcher = matcher
+        self._end_id = end_id
+        self._is_complete = is_complete
 
-    def allowed(self) -> torch.Tensor:
+    def allowed_mask(self, vocab_size: int) -> torch.Tensor:
         """The tokens that may come next, as booleans over the vocabulary.
 
+        Ids from the tokenizer's end on, which a model may have for padding, are never allowed.
         Raises ValueError when the grammar has become too complex to go on.
         """
-        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
-        self._check()
-        return mask != 0
+        bias = bytearray(self._matcher.compute_logit_bias())
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar cannot go on: {problem_of(self._matcher)}")
+        mask = torch.frombuffer(bias, dtype=torch.uint8)[:vocab_size] != 0
+        return torch.nn.functional.pad(mask, (0, vocab_size - len(mask)))
 
     def advance(self, token_id: int) -> None:
         """Takes the token that was chosen. Raises ValueError for one that is not allowed."""
         if not self._matcher.consume_token(token_id):
-            raise ValueError(f"token {token_id} is not in the grammar: {self._problem()}")
+            raise ValueError(f"token {token_id} is not in the grammar: {problem_of(self._matcher)}")
+        self._is_complete = token_id == self._end_id
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output so far is whole."""
-        return self._matcher.is_accepting()
+        """Whether the turn is over, its end-of-message token included."""
+        return self._is_complete
 
     def clone(self) -> GrammarConstraint:
         """An independent copy in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy())
+        return GrammarConstraint(self._matcher.deep_copy(), self._end_id, self._is_complete)
 
     def accepts(self, token_ids: list[int]) -> bool:
-        """Advances by all the tokens, or says that they are not allowed."""
-        return self._matcher.try_consume_tokens(token_ids) == len(token_ids)
+        """Advances by the tokens when all are allowed; else it says so, and is of no more use."""
+        try:
+            for token_id in token_ids:
+                self.advance(token_id)
+        except ValueError:
+            return False
+        return True
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar cannot go on: {self._problem()}")
 
-    def _problem(self) -> str:
-        # Only the first line: after it a failure has a listing that shows the schema.
-        return self._matcher.get_error().partition("\n")[0][:300]
+def problem_of(matcher: LLMatcher) -> str:
+    """What is wrong, in a line: after it a failure lists parts of the schema and of itself."""
+    return " ".join(matcher.get_error().partition("\n")[0].split())[:300]
 
 
 class Compiler:
@@ -90,9 +98,8 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            problem = " ".join(matcher.get_error().split("\n")[0].split())[:300]
-            raise GrammarError(f"the schema cannot be enforced: {problem}")
-        return GrammarConstraint(matcher)
+            raise GrammarError(f"the schema cannot be enforced: {problem_of(matcher)}")
+        return GrammarConstraint(matcher, self._vocabulary.eos_token_id)
 
 
 class _Vocabulary:

@@ -96,6 +96,8 @@ def _length(schema: dict[str, Any], where: str) -> str:
     for value in (least, most or 0):
         if type(value) is not int or value < 0:
             raise GrammarError(f"{where}: length {str(value)[:20]!r} is not an integer from 0 on")
+    if most != "" and most < least:
+        raise GrammarError(f"{where}: no value fits a minLength {least} and a maxLength {most}")
     return f"/(?s:.{{{least},{most}}})/"
 
 

@@ -1,0 +1,76 @@
+"""An answer over HTTP: server-sent events, or what they fold into (serving 4c)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from k3_serve.api.errors import ApiError, unexpected
+from k3_serve.api.runs import Run, on_disconnect
+
+Item = dict[str, Any]
+Write = Callable[[Item], str | None]
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def answer(
+    request: Request, run: Run, items: AsyncIterator[Item], fold: Callable[[Iterable[Item]], Item]
+) -> Response:
+    """The object that the items amount to. A client that goes away aborts the run."""
+    async with on_disconnect(request, run.abort):
+        return JSONResponse(fold([item async for item in items]))
+
+
+async def stream(
+    request: Request,
+    run: Run,
+    items: AsyncIterator[Item],
+    write: Write,
+    *,
+    fail: Write | None = None,
+    end: str = "",
+) -> Response:
+    """The items as events, each written by `write` (None leaves it out), then `end`.
+
+    A request that fails before its first item still gets an error status; later an error is an
+    event that ends the stream, its body written by `fail`.
+    """
+    async with on_disconnect(request, run.abort):
+        first = await anext(items)
+    events = _events(request, run, first, items, write, fail or data, end)
+    return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+
+
+def data(item: Item) -> str:
+    """One event without a name."""
+    return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"
+
+
+async def _events(
+    request: Request,
+    run: Run,
+    first: Item,
+    rest: AsyncIterator[Item],
+    write: Write,
+    fail: Write,
+    end: str,
+) -> AsyncIterator[str]:
+    async with on_disconnect(request, run.abort):
+        try:
+            if (text := write(first)) is not None:
+                yield text
+            async for item in rest:
+                if (text := write(item)) is not None:
+                    yield text
+        except Exception as error:
+            known = error if isinstance(error, ApiError) else unexpected(error)
+            yield fail(known.body) or ""
+            return
+        finally:
+            run.abort()
+    if end:
+        yield end
