@@ -40,10 +40,14 @@ class SimpleEngine(ThreadedEngine):
         length = min(max_length or 2**63, self._runner.max_length)
         super().__init__(tokenizer, self._runner.vocab_size, length, version)
         self._prefill_chunk = prefill_chunk
-        self._free_slots = list(range(max_batch))
+        self._max_batch = max_batch
+        self._reset()
+        self._start()
+
+    def _reset(self) -> None:
+        self._free_slots = list(range(self._max_batch))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._start()
 
     def _num_image_rows(self, images: Images | None) -> int:
         return sum(count - 1 for count in self._runner.rows_of_images(images))

@@ -7,9 +7,11 @@ between two steps.
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import secrets
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -33,6 +35,8 @@ from k3_core.engine.suspended import Suspended, with_seed
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
 
+logger = logging.getLogger("k3_core.engine")
+MAX_FAULTS_IN_A_ROW = 3
 T = TypeVar("T")
 S = TypeVar("S", bound="ThreadedEngine")
 
@@ -52,6 +56,9 @@ class ThreadedEngine(ABC):
         self._ids = itertools.count()
         self._num_finished = self._num_failed = 0
         self._num_prompt_tokens = self._num_generated_tokens = 0
+        self._num_faults_in_a_row = 0
+        self.num_restarts = 0
+        """How often the loop began anew after a fault of the engine."""
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._is_closed = False
@@ -94,13 +101,25 @@ class ThreadedEngine(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """Does the next piece of work; not called when there is no request."""
+        """Does the next piece of work; not called when there is no request.
+
+        What one request causes ends that request here; an exception is a fault of the engine.
+        """
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Begins anew without a request and with empty caches, whatever the state is."""
 
     def _is_idle(self) -> bool:
         """Whether the thread may wait for the next command."""
         return not self._sequences()
 
     # Called from any thread.
+
+    @property
+    def is_alive(self) -> bool:
+        """False when the thread has ended, or nothing but faults came of its last steps."""
+        return self._thread.is_alive() and self._num_faults_in_a_row < MAX_FAULTS_IN_A_ROW
 
     @property
     def max_length(self) -> int:
@@ -212,12 +231,38 @@ class ThreadedEngine(ABC):
     def _loop(self) -> None:
         try:
             with torch.inference_mode():
-                while self._run_commands():
-                    self._step()
+                while self._turn():
+                    pass
         finally:
             self._is_closed = True
             for sequence in self._sequences():
                 self._finish(sequence, "abort")
+
+    def _turn(self) -> bool:
+        """Commands and a step; False when closed. A fault of the engine ends no more than that.
+
+        Every request ends with the error and the loop begins anew, since nothing that the fault
+        touched can be trusted.
+        """
+        try:
+            is_open = self._run_commands()
+            if is_open:
+                self._step()
+                self._num_faults_in_a_row = 0
+            return is_open
+        except Exception as error:
+            place = "".join(traceback.format_tb(error.__traceback__))
+            # Not its message, which may hold content.
+            logger.error("the engine begins anew after %s\n%s", type(error).__name__, place)
+            self._num_faults_in_a_row += 1
+            self.num_restarts += 1
+            for sequence in self._sequences():
+                if not sequence.is_ended:
+                    sequence.end("error", self._version, f"{type(error).__name__} in the engine")
+                    self._num_finished += 1
+                    self._num_failed += 1
+            self._reset()
+            return True
 
     def _run_commands(self) -> bool:
         """Runs what other threads asked for, waiting when idle; False when closed."""

@@ -71,3 +71,28 @@ def test_every_request_gets_its_own_tokens(fake_model, letters, plan, num_slots,
             assert len(tokens) == len(expected) or reason == "abort" == action
     stats = engine.stats()
     assert (stats.num_failed, stats.num_running, stats.num_waiting) == (0, 0, 0)
+
+
+def test_a_fault_of_the_engine_ends_what_runs_and_nothing_else(fake_model, letters, caplog) -> None:  # type: ignore[no-untyped-def]
+    sampling = Sampling(max_tokens=4, temperature=0)
+    with SimpleEngine(fake_model, letters, max_batch=1) as engine:
+        step, engine._step = engine._step, lambda: 1 / 0  # type: ignore[method-assign]
+        failed = engine.generate([Request(PREFIX, sampling), Request(PREFIX, sampling)])
+        assert {one.finish_reason for one in failed} == {"error"}
+        assert {one.error for one in failed} == {"ZeroDivisionError in the engine"}
+        assert engine.is_alive
+        for _ in range(2):
+            engine.generate([Request(PREFIX, sampling)])
+        assert not engine.is_alive  # nothing but faults
+        engine._step = step  # type: ignore[method-assign]
+        (done,) = engine.generate([Request(PREFIX, sampling)])
+        assert list(done.token_ids) == straight(fake_model, PREFIX, sampling)
+        while engine.stats().num_running:  # the last event comes before the end of its step
+            time.sleep(1e-3)
+        assert engine.is_alive
+        assert engine.num_restarts >= 3
+        stats = engine.stats()
+        assert (stats.num_finished, stats.num_failed, stats.num_running) == (5, 4, 0)
+    assert not engine.is_alive
+    assert "the engine begins anew after ZeroDivisionError" in caplog.text
+    assert "division by zero" not in caplog.text

@@ -96,6 +96,13 @@ class ContinuousEngine(ThreadedEngine):
         self._runner.open(self._num_pages, max_batch, length)
         self._start()
 
+    def _reset(self) -> None:
+        for state in self._states.values():
+            self._leave_queue(state)
+        self._states.clear()
+        self._by_state.clear()
+        self._scheduler = self._new_scheduler()
+
     def _new_scheduler(self) -> Scheduler:
         layout = self._runner.layout
         index = PrefixIndex(
