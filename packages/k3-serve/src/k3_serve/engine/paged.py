@@ -46,7 +46,7 @@ class PagedCache:
         self._max_length = max_length
         self._page_tokens = arena.layout.page_tokens
         device = arena.bytes_PB.device
-        self._rows = StateRows.new(arena.layout, num_slots + 1, device)
+        self.rows = StateRows.new(arena.layout, num_slots + 1, device)
         num_columns = -(-max_length // self._page_tokens)
         shape = (num_slots + 1, num_columns)
         self._table_SM = torch.full(shape, arena.null_page, dtype=torch.int64, device=device)
@@ -61,11 +61,11 @@ class PagedCache:
 
     def kda_state(self, layer: int) -> Tensor:
         """Running states [S, H, V, K]."""
-        return self._rows.states[layer]
+        return self.rows.states[layer]
 
     def conv_state(self, layer: int) -> Tensor:
         """Convolution inputs [S, C, J]."""
-        return self._rows.windows[layer]
+        return self.rows.windows[layer]
 
     def append_latent(self, layer: int, batch: SequenceBatch, latent_TX: Tensor) -> None:
         """Scatters the batch's latent rows into the pages of their sequences."""
@@ -92,7 +92,7 @@ class PagedCache:
 
     def reset(self, slot: int) -> None:
         """An empty sequence in the slot."""
-        self._rows.bytes_SB[slot] = 0
+        self.rows.bytes_SB[slot] = 0
         self.lengths[slot] = self._num_listed[slot] = 0
 
     # What the runner calls around a forward.
@@ -100,14 +100,14 @@ class PagedCache:
     def restore(self, items: Sequence[tuple[int, tuple[int, ...], int]]) -> None:
         """Copies checkpoints into slots: (slot, extent, tokens of its prefix)."""
         slots = torch.tensor([slot for slot, _, _ in items]).to(self.device, non_blocking=True)
-        self._rows.bytes_SB[slots] = self.arena.read_rows([extent for _, extent, _ in items])
+        self.rows.bytes_SB[slots] = self.arena.read_rows([extent for _, extent, _ in items])
         for slot, _, num_tokens in items:
             self.lengths[slot], self._num_listed[slot] = num_tokens, 0
 
     def save(self, items: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Copies the states of slots into extents."""
         slots = torch.tensor([slot for slot, _ in items]).to(self.device, non_blocking=True)
-        self.arena.write_rows([extent for _, extent in items], self._rows.bytes_SB[slots])
+        self.arena.write_rows([extent for _, extent in items], self.rows.bytes_SB[slots])
 
     def store(self, staged: StagedCheckpoints, extents: list[tuple[int, ...]]) -> None:
         """Copies the states that a forward took into extents, in the order of its offsets."""
@@ -115,7 +115,9 @@ class PagedCache:
 
     def list_pages(self, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Enters the pages of slots; a slot's pages so far are a prefix of the ones given."""
-        slots, columns, pages = [], [], []
+        slots: list[int] = []
+        columns: list[int] = []
+        pages: list[int] = []
         for slot, held in tables:
             first = self._num_listed[slot]
             slots += [slot] * (len(held) - first)

@@ -65,6 +65,12 @@ class PagedRunner:
         """Frees the arena and the slots."""
         self._cache = None
 
+    @property
+    def cache(self) -> PagedCache:
+        """The cache of an open runner."""
+        assert self._cache is not None, "the runner is closed; open it first"
+        return self._cache
+
     def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies tensors into the weights of their names; on a bad one, none is copied."""
         copy_weights(self.model, tensors)
@@ -74,8 +80,7 @@ class PagedRunner:
 
         After an exception the slots of the plan's requests are void.
         """
-        cache = self._cache
-        assert cache is not None, "the runner is closed"
+        cache = self.cache
         for one in plan.slices:
             self._embed(one, sequences[one.request])
         self._copy_in(plan, cache)
@@ -175,7 +180,10 @@ def _wanted_rows(
     plan: StepPlan, sequences: Mapping[RequestState, Sequence]
 ) -> tuple[list[int], dict[RequestState, int]]:
     """Rows of the forward whose logits are wanted, and how many of them score which prompt."""
-    last, whole, scored, offset = [], [], {}, 0
+    last: list[int] = []
+    whole: list[int] = []
+    scored: dict[RequestState, int] = {}
+    offset = 0
     for one in plan.slices:
         end = offset + one.num_tokens
         if one.wants_logits:

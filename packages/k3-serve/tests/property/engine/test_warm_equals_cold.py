@@ -1,0 +1,180 @@
+"""Whatever the cache went through, the answer is the cold one (serving 9f, P2).
+
+The oracle is one forward pass of the same model over the whole sequence, without any cache.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k3_core.engine import Request, Sampling, Suspended
+from k3_core.model import SequenceBatch
+from k3_serve.testing import SteppedEngine, tiny_model
+
+UNIT = 4
+TRUNKS = (tuple(range(20, 60)), (*range(20, 32), *range(100, 130)), (7,) * 40)
+"""Prompts begin with a piece of one of these: shared, parting after 12 tokens, repetitive."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request: when it comes, what it asks, and what happens to it."""
+
+    trunk: int
+    shared: int
+    tail: tuple[int, ...]
+    max_tokens: int
+    priority: int
+    delay: int
+    fate: str
+    fate_step: int
+    continues: bool
+
+
+turns = st.builds(
+    Turn,
+    trunk=st.integers(0, len(TRUNKS) - 1),
+    shared=st.integers(1, 40),
+    tail=st.lists(st.integers(0, 255), max_size=6).map(tuple),
+    max_tokens=st.integers(1, 16),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    delay=st.integers(0, 3),
+    fate=st.sampled_from(["end", "end", "end", "suspend", "abort", "score"]),
+    fate_step=st.integers(1, 8),
+    continues=st.booleans(),
+)
+engines = st.fixed_dictionaries(
+    {
+        "max_batch": st.integers(2, 4),
+        "page_tokens": st.sampled_from([UNIT, 2 * UNIT, 4 * UNIT]),
+        "token_budget": st.sampled_from([8, 12, 20, 64]),
+        "spare_pages": st.integers(0, 24),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def cold(model):
+    """Logits of every position of a sequence, from one pass without a cache."""
+    known = {}
+
+    def logits(ids):
+        if ids not in known:
+            batch = SequenceBatch.from_lengths([len(ids)])
+            with torch.inference_mode():
+                known[ids] = model.forward_packed(torch.tensor(ids), batch).logits
+        return known[ids]
+
+    return logits
+
+
+class History:
+    """Plays turns against an engine and checks every token against the cold model."""
+
+    def __init__(self, model, cold, options):
+        options = dict(options)
+        spare, page_tokens = options.pop("spare_pages"), options["page_tokens"]
+        probe = SteppedEngine(model, unit=UNIT, num_pages=400, page_tokens=page_tokens)
+        extent = probe._runner.layout.checkpoint_pages
+        num_pages = -(-64 // page_tokens) + 2 * extent + 1 + spare
+        self.engine = SteppedEngine(model, unit=UNIT, num_pages=num_pages, **options)
+        self.cold, self.answers = cold, []
+        self.open = []
+
+    def play(self, turns):
+        for turn in turns:
+            for _ in range(turn.delay):
+                self.step()
+            self.submit(turn)
+        while self.step():
+            pass
+
+    def submit(self, turn):
+        prompt = (*TRUNKS[turn.trunk][: turn.shared], *turn.tail)
+        if turn.continues and self.answers:
+            prompt = (*self.answers[-1], *turn.tail, 5)[-40:]
+        sampling = Sampling(
+            max_tokens=turn.max_tokens,
+            temperature=0,
+            has_prompt_logprobs=turn.fate == "score",
+        )
+        request = Request(prompt, sampling, priority=turn.priority)
+        self.open.append([turn, Suspended(request, ()), self.engine.submit(request), 0])
+
+    def step(self):
+        went_on = self.engine.step()
+        for entry in list(self.open):
+            turn, state, handle, age = entry
+            entry[3] = age + 1
+            is_due = age + 1 == turn.fate_step
+            if is_due and turn.fate == "abort":
+                self.engine.abort(handle)
+                self.engine.run_commands()
+            elif is_due and turn.fate == "suspend" and handle in self.handles():
+                taken = Suspended.from_json(self.engine.suspend_now(handle).to_json())
+                self.check(state, handle)
+                entry[1], entry[2] = taken, self.engine.resume(taken)
+                went_on = True
+                continue
+            if handle not in self.handles() and self.engine._commands.empty():
+                self.check(state, handle)
+                self.open.remove(entry)
+        return went_on or bool(self.open)
+
+    def handles(self):
+        return [sequence.handle for sequence in self.engine._sequences()]
+
+    def check(self, state, handle):
+        events = list(handle)
+        assert events[-1].finish_reason != "error", events[-1].error
+        tokens = tuple(e.token_id for e in events if e.token_id is not None)
+        before = (*state.request.token_ids, *state.generated)
+        ids = (*before, *tokens)
+        expected = self.cold(ids)
+        rows = self.engine.rows.get(handle.request_id, [])
+        assert len(rows) == len(tokens)
+        for index, row in enumerate(rows):
+            position = len(before) - 1 + index
+            torch.testing.assert_close(row, expected[position], atol=1e-9, rtol=0)
+            assert tokens[index] == int(expected[position].argmax())
+        if handle.prompt_logprobs is not None:
+            scores = expected.log_softmax(-1)
+            for position, token in enumerate(handle.prompt_logprobs[1:]):
+                value = float(scores[position, ids[position + 1]])
+                assert token.logprob == pytest.approx(value, abs=1e-9)
+        assert handle.num_cached_tokens % UNIT == 0
+        assert handle.num_cached_tokens < len(before)
+        self.answers.append(ids)
+
+
+def play(model, cold, options, script):
+    history = History(model, cold, options)
+    history.play(script)
+    stats = history.engine.cache_stats()
+    assert stats.num_active == 0 and stats.num_free + stats.num_cached == stats.num_pages
+    return history
+
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+slow = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@quick
+@given(options=engines, script=st.lists(turns, min_size=1, max_size=7))
+def test_every_history_gives_the_cold_answers(model, cold, options, script):
+    play(model, cold, options, script)
+
+
+@pytest.mark.slow
+@slow
+@given(options=engines, script=st.lists(turns, min_size=1, max_size=10))
+def test_many_histories_give_the_cold_answers(model, cold, options, script):
+    play(model, cold, options, script)
