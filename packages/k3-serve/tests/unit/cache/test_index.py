@@ -219,6 +219,19 @@ def test_a_match_that_was_evicted_meanwhile_is_refused_whole():
     assert bench.index.counters.lookup_tokens == 0
 
 
+def test_a_match_of_a_page_that_holds_something_else_by_now_is_refused():
+    bench = Bench(unit=4, page_tokens=16, num_pages=8)
+    ids = [0] * 8
+    (short,) = bench.store(ids, checkpoints=[8])
+    match = bench.lookup([*ids, 1])
+    bench.store([*ids, *[1] * 8])  # continues the short page, which is free now
+    pages = bench.index.allocate(bench.pool.num_free)
+    assert short in pages and match.checkpoint.is_alive
+    bench.index.register_pages(bench.keys([5] * 16), [short], 16)
+    with pytest.raises(StaleMatch):
+        bench.index.claim(match)
+
+
 def test_idle_pages_under_a_continuation_of_somebody_else_can_be_had():
     """A registers the prefix, B computed it too and continues it, A leaves."""
     bench = Bench(num_pages=10)
@@ -227,7 +240,9 @@ def test_idle_pages_under_a_continuation_of_somebody_else_can_be_had():
     longer = [*shared, 1, 2, 3, 4]
     pages = bench.store(longer, hold=True)
     assert (bench.pool.num_cached, bench.pool.num_active) == (3, 4)
-    taken = bench.index.allocate(bench.pool.num_free + 3)
+    taken = bench.index.allocate(bench.pool.num_free + 1)
+    assert bench.lookup(longer).num_latent_tokens == 8  # the last idle page went, no more
+    taken += bench.index.allocate(2)
     assert bench.lookup(longer).num_latent_tokens == 0
     bench.index.register_pages(bench.keys(longer), pages, 16)
     assert bench.lookup(longer).num_latent_tokens == 12
