@@ -32,7 +32,7 @@ class Limits:
     max_schema_bytes: int = 256 * 2**10
     max_images: int = 32
     max_image_pixels: int = 64 * 2**20
-    max_media_bytes: int = 32 * 2**20
+    max_request_pixels: int = 128 * 2**20
     max_prompts: int = 1024
     max_key_requests: int = 256
     body_seconds: float = 60.0

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from k3_core.engine import Engine
 from k3_serve.__about__ import __version__
 from k3_serve.api import chat, completions, sse
+from k3_serve.api.answers import ERRORS, ChatCompletion, TextCompletion, streamed
 from k3_serve.api.responses import add_responses
 from k3_serve.api.schemas import ChatRequest, CompletionRequest, SamplingFields
 from k3_serve.api.service import Service, salt_of
@@ -40,7 +41,7 @@ def create_app(
     settings = settings or Settings()
     metrics = metrics or Metrics(model_id, has_vllm_names=settings.has_vllm_names)
     service = Service(engine, tokenizer, model_id, settings, metrics)
-    app = FastAPI(title="k3-serve", version=__version__)
+    app = FastAPI(title="k3-serve", version=__version__, responses=ERRORS)
     app.state.server = ServerState(engine)
     install_guards(app, settings, app.state.server)
     add_status(app, engine, model_id, metrics, app.state.server)
@@ -71,7 +72,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/v1/chat/completions", response_model=None, responses=streamed(ChatCompletion))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
         prepared = await chat.prepare_async(body, service, salt_of(request))
@@ -81,7 +82,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             return await sse.answer(request, run, chunks, chat.fold_chat)
         return await sse.stream(request, run, chunks, _writer(body), end="data: [DONE]\n\n")
 
-    @app.post("/v1/completions", response_model=None)
+    @app.post("/v1/completions", response_model=None, responses=streamed(TextCompletion))
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
         salt = salt_of(request)

@@ -49,7 +49,7 @@ class Prepared:
 
 async def prepare_async(body: ChatRequest, service: Service, salt: str) -> Prepared:
     """`prepare` beside the event loop, after the fetching of remote images."""
-    files = await fetch_images(body.messages, service.settings)
+    files = await fetch_images(body.messages, service.settings, service.observer)
     return await asyncio.to_thread(prepare, body, service, salt, files)
 
 
@@ -89,7 +89,7 @@ def render(body: ChatRequest, service: Service, files: Mapping[str, bytes] | Non
     thinking, effort = _thinking(body)
     prefix = prefix_of(body.messages, thinking)
     messages = body.messages if prefix is None else body.messages[:-1]
-    images, image_prompts = read_images(messages, limits, files or {})
+    images, image_prompts = read_images(messages, limits, files or {}, service.observer)
     # The prompt has no wording for a named tool; the grammar sees to the name.
     choice = "required" if isinstance(body.tool_choice, dict) else body.tool_choice
     try:
@@ -151,6 +151,7 @@ async def chat_chunks(
                 last["usage"] = usage_of([run.handles[index]], *counts)
             yield {**head, "choices": [{"index": index, **last}]}
     reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+    run.count_reasoning(reasoning)
     completion = sum(choice.num_tokens for choice in choices)
     yield {**head, "choices": [], "usage": usage_of(run.handles[:1], completion, reasoning)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -86,7 +87,12 @@ def _compile(turn: Turn, service: Service) -> GrammarConstraint:
     """The strict grammar, or for tools that do not demand it the part that can be enforced."""
 
     def compiled(wanted: Turn, is_lenient: bool = False) -> GrammarConstraint:
-        return service.compiler.compile(turn_grammar(wanted, service.tokenizer, is_lenient))
+        start = time.perf_counter()
+        try:
+            return service.compiler.compile(turn_grammar(wanted, service.tokenizer, is_lenient))
+        finally:
+            seconds = time.perf_counter() - start
+            service.observer.observe("k3_grammar_compile_seconds", seconds)
 
     try:
         return compiled(turn)

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from k3_serve.api import chat, sse
+from k3_serve.api.answers import ModelResponse, streamed
 from k3_serve.api.errors import ApiError
 from k3_serve.api.fold import Chunk
 from k3_serve.api.responses_input import as_chat, renamed
@@ -27,7 +28,7 @@ Item = dict[str, Any]
 def add_responses(app: FastAPI, service: Service) -> None:
     """Adds the route."""
 
-    @app.post("/v1/responses", response_model=None)
+    @app.post("/v1/responses", response_model=None, responses=streamed(ModelResponse))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service.check_model(body.model)
         wanted = as_chat(body)

@@ -30,18 +30,21 @@ class Run:
         Raises ApiError 400 naming `param` when the engine refuses one, 429 when it is busy.
         """
         self._engine = engine
+        self._observer = observer or Silent()
         self.handles: list[Handle] = []
         self._timers: list[RequestTimer] = []
         try:
             for request in requests:
                 handle = engine.submit(request)
                 self.handles.append(handle)
-                self._timers.append(RequestTimer(observer or Silent(), request, handle))
+                self._timers.append(RequestTimer(self._observer, request, handle))
         except ValueError as error:
             self.abort()
             raise bad_request(str(error), param) from error
         except EngineBusy as error:
             self.abort()
+            labels = {"class": error.request_class, "reason": "queue"}
+            self._observer.count("k3_admission_rejected_total", 1, labels)
             wait = str(max(1, math.ceil(error.retry_after)))
             raise ApiError(
                 429, str(error), code="engine_busy", headers={"Retry-After": wait}
@@ -53,6 +56,10 @@ class Run:
             self._engine.abort(handle)
         for timer in self._timers:
             timer.end()
+
+    def count_reasoning(self, num_tokens: int) -> None:
+        """Reports how many of the generated tokens were reasoning."""
+        self._timers[0].count_reasoning(num_tokens)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """The events of all choices as they come; ApiError 500 when a choice failed."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import ValidationError
 
 from k3_serve.api import chat
+from k3_serve.api.answers import Rendered, Text, Tokens
 from k3_serve.api.errors import bad_request, invalid_body
 from k3_serve.api.media import fetch_images
 from k3_serve.api.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -19,7 +19,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     """Adds the three routes."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> Tokens:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
@@ -27,28 +27,28 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             ids = await asyncio.to_thread(service.tokenizer.encode, body.prompt)
         else:
             ids = (await _rendered(_as_chat(body, service), service)).ids
-        return {"tokens": ids, "count": len(ids), "max_model_len": service.engine.max_length}
+        return Tokens(tokens=ids, count=len(ids), max_model_len=service.engine.max_length)
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_model(body.model)
         try:
-            return {"prompt": service.tokenizer.decode(body.tokens)}
+            return Text(prompt=service.tokenizer.decode(body.tokens))
         except ValueError as error:
             raise bad_request(str(error), "tokens") from error
 
     @app.post("/v1/chat/completions/render")
-    async def render(body: ChatRequest) -> dict[str, Any]:
+    async def render(body: ChatRequest) -> Rendered:
         service.check_model(body.model)
         prompt = await _rendered(body, service)
-        return {
-            "object": "chat.completion.prompt",
-            "model": body.model,
-            "prompt": service.tokenizer.decode(prompt.ids),
-            "prompt_token_ids": prompt.ids,
-            "num_tokens": len(prompt.ids),
-            "channel": prompt.channel,
-        }
+        return Rendered(
+            object="chat.completion.prompt",
+            model=body.model,
+            prompt=service.tokenizer.decode(prompt.ids),
+            prompt_token_ids=prompt.ids,
+            num_tokens=len(prompt.ids),
+            channel=prompt.channel,
+        )
 
 
 def _as_chat(body: TokenizeRequest, service: Service) -> ChatRequest:
@@ -60,5 +60,5 @@ def _as_chat(body: TokenizeRequest, service: Service) -> ChatRequest:
 
 
 async def _rendered(body: ChatRequest, service: Service) -> chat.Prompt:
-    files = await fetch_images(body.messages, service.settings)
+    files = await fetch_images(body.messages, service.settings, service.observer)
     return await asyncio.to_thread(chat.render, body, service, files)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI
 from pydantic import Field
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 LIMITS = Limits(max_body_bytes=64 * 2**10, max_depth=8)
-
-
-class SleepRequest(Wire):
-    """Level 1 keeps the weights on the host, level 2 drops them."""
-
-    level: Literal[1, 2] = 1
 
 
 class WeightsRequest(Wire):
@@ -65,11 +59,11 @@ def create_admin(
         return {"state": state.name, **asdict(engine.stats())}  # type: ignore[call-overload]
 
     @app.post("/sleep")
-    async def sleep(body: SleepRequest) -> dict[str, str]:
+    async def sleep() -> dict[str, str]:
         async with gate:
             state.is_asleep = True
             try:
-                await asyncio.to_thread(_method(engine, "sleep"), body.level)
+                await asyncio.to_thread(_method(engine, "sleep"))
             except Exception:
                 state.is_asleep = False
                 raise

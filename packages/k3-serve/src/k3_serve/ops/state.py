@@ -11,7 +11,6 @@ from k3_serve.api.errors import error_body
 MESSAGES = {
     "draining": "the server is about to end; ask another one",
     "asleep": "the engine is asleep; wake it through the admin plane",
-    "failed": "the engine has failed and restarts; try again soon",
 }
 
 
@@ -26,15 +25,18 @@ class ServerState:
     @property
     def name(self) -> str:
         """ready, draining, asleep or failed."""
-        if not getattr(self._engine, "is_alive", True):
-            return "failed"
         if self.is_draining:
             return "draining"
-        return "asleep" if self.is_asleep else "ready"
+        if self.is_asleep:
+            return "asleep"
+        return "ready" if getattr(self._engine, "is_alive", True) else "failed"
 
 
 class ReadyGate:
-    """ASGI middleware: new work gets 503 while the server is not ready; GET is always answered."""
+    """ASGI middleware: new work gets 503 while the server drains or sleeps; GET is answered.
+
+    An engine of which only faults came is still asked: what it answers shows whether it works.
+    """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -42,7 +44,7 @@ class ReadyGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_work = scope["type"] == "http" and scope["method"] == "POST"
-        if not is_work or (name := self._state.name) == "ready":
+        if not is_work or (name := self._state.name) not in MESSAGES:
             await self._app(scope, receive, send)
             return
         response = JSONResponse(error_body(503, MESSAGES[name], code=name), 503)

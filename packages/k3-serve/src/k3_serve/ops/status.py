@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, Response
 
 from k3_core.engine import Engine
 from k3_serve.__about__ import __version__
+from k3_serve.ops.collect import EngineCollector
 from k3_serve.ops.metrics import CONTENT_TYPE, Metrics
 from k3_serve.ops.state import ServerState
 
@@ -36,9 +37,4 @@ def add_status(
     def exposition() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    def refresh() -> None:
-        stats = engine.stats()
-        metrics.set("k3_requests_running", stats.num_running, {"class": "default"})
-        metrics.set("k3_requests_waiting", stats.num_waiting, {"class": "default"})
-
-    metrics.before_scrape(refresh)
+    metrics.before_scrape(EngineCollector(engine, metrics))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from k3_core.engine import Event, Handle, Request
+from k3_serve.engine.classes import classify
 from k3_serve.observer import Observer
 
 
@@ -20,7 +21,8 @@ class RequestTimer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = observer
-        self._class = {"class": request.request_class}
+        name = classify(handle.num_prompt_tokens, request.request_class).name
+        self._class = {"class": name}
         self._handle = handle
         self._clock = clock
         self._start = self._last = clock()
@@ -39,6 +41,10 @@ class RequestTimer:
             self._num_tokens += 1
         if event.finish_reason is not None:
             self.end(event.finish_reason)
+
+    def count_reasoning(self, num_tokens: int) -> None:
+        """Counts generated tokens that were reasoning."""
+        self._observer.count("k3_reasoning_tokens_total", num_tokens, self._class)
 
     def end(self, outcome: str = "abort") -> None:
         """Counts the end; without effect when the last event was seen before."""
