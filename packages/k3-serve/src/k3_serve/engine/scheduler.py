@@ -149,20 +149,20 @@ class Scheduler:
 
     def _plan_prefills(self, draft: Draft) -> None:
         """Rounds of grants until the budget is used or no class can use its own."""
-        budget = self.token_budget - draft.num_tokens
         queues = self._queues()
-        for name in self._max_slots:
-            if name not in queues:
-                self._round_robin.clear(name)
-        while budget > 0 and queues:
+        for name in self._max_slots.keys() - queues.keys():
+            self._round_robin.clear(name)
+        while queues and draft.num_tokens < self.token_budget:
             for name in self._round_robin.order(queues):
-                granted = min(self._round_robin.grant(name), budget)
+                left = self.token_budget - draft.num_tokens
+                granted = min(self._round_robin.grant(name), left)
                 used, can_go_on = self._serve(draft, queues[name], granted)
                 self._round_robin.spend(name, used)
-                budget -= used
                 if not queues[name]:
                     self._round_robin.clear(name)
-                if not queues[name] or not can_go_on or (used == 0 and granted == budget):
+                # Preemption may have given tokens back; else a rest below a unit is of no use.
+                is_stuck = granted == left == self.token_budget - draft.num_tokens
+                if not queues[name] or not can_go_on or is_stuck:
                     del queues[name]
 
     def _queues(self) -> dict[str, list[RequestState]]:
