@@ -125,7 +125,7 @@ class PrefixStore:
         idle = [n for n in self.tree.subtree(oldest) if self.pool.is_cached(n.page)]
         for node in reversed(self.tree.subtree(idle[-1])):
             for key in node.keys:
-                if key in self.checkpoints and len(self.tree.holders(key)) == 1:
+                if key in self.checkpoints:
                     self._evict_checkpoint(self.checkpoints[key])
             self._evict_page(node)
 

@@ -239,8 +239,7 @@ class World:
             assert page in leaves
             assert naive.idle_since[page] == min(naive.idle_since[leaf] for leaf in leaves)
         else:  # idle pages that carry those of somebody else's request
-            assert not values and not naive.has_children(page)
-            assert all(len(naive.holders(point)) > 1 for point in naive.points(page))
+            assert not values and not naive.has_children(page) and not naive.points(page)
         del naive.pages[page]
 
     def write(self, page, row, content):

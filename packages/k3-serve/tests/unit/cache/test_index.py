@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from k3_serve.cache import (
@@ -324,3 +326,42 @@ def test_wrong_registrations_are_refused():
         bench.index.register_checkpoint(key, 8, extent[:1], "turn")
     with pytest.raises(ValueError, match="need 2 keys and 2 pages"):
         bench.index.register_pages(bench.keys(ids), pages[:1], 8)
+
+
+def test_a_branch_early_in_a_long_history_keeps_its_checkpoints():
+    """Only what is needed goes: 30 checkpoints survive an edit of an early message."""
+    bench = Bench(num_pages=400)
+    history = list(range(124))
+    bench.store(history, checkpoints=range(4, 124, 4), kind="turn")
+    edited = [*history[:11], *[500] * 113]
+    match = bench.lookup(edited)
+    assert match.num_tokens == 8
+    bench.index.claim(match)
+    bench.store(edited, checkpoints=[120])
+    assert bench.lookup(history).num_tokens == 120
+    assert bench.index.counters.checkpoints_evicted == 0
+
+
+def test_the_work_of_an_eviction_does_not_grow_with_the_pool():
+    costs = []
+    for num_pages in (400, 4000):
+        bench = Bench(num_pages=num_pages)
+        store, asked = bench.index._store, Counter()
+        for name in ("_leaf_priority", "_checkpoint_priority"):
+            count_calls(store, name, asked)
+        for i in range(2 * num_pages // 10):
+            bench.store([i] * 32, checkpoints=[28])
+        evicted = bench.index.counters.pages_evicted + bench.index.counters.checkpoints_evicted
+        assert evicted > num_pages // 2
+        costs.append(asked.total() / evicted)
+    assert costs[1] < 1.5 * costs[0] < 15
+
+
+def count_calls(store, name, asked):
+    original = getattr(store, name)
+
+    def counting(item):
+        asked[name] += 1
+        return original(item)
+
+    setattr(store, name, counting)
