@@ -16,6 +16,7 @@ Experts = Annotated[str, typer.Option(help="packed (small) or dequantized (fast 
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 ADMIN = "Port of the admin plane on 127.0.0.1; 0 takes a free one."
 ROOTS = "Folder that new weights may come from."
+PROFILE = "kimi: the fixed parameters of the hosted API; open: none."
 HOSTS = "Host that images may be fetched from by https; none by default."
 
 
@@ -40,6 +41,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     drain: Annotated[float, typer.Option(min=0, help="Seconds after SIGTERM.")] = 30.0,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request in MiB.")] = 32,
+    profile: Annotated[str, typer.Option(help=PROFILE)] = "open",
     vllm_metrics: Annotated[bool, typer.Option(help="Add metric names of vLLM.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
@@ -62,6 +64,7 @@ def serve(
         media=MediaPolicy(frozenset(media_host or ())),
         drain_seconds=drain,
         has_vllm_names=vllm_metrics,
+        profile=profile,
     )
     Server(
         model=ModelChoice(model, device, dtype, experts, max_batch, threads),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from k3_core.errors import K3Error
+from k3_serve.api.profile import PROFILES
 from k3_serve.limits import Limits
 from k3_serve.ops.auth import KeyRing
 from k3_serve.ops.fetch import MediaPolicy
@@ -25,3 +27,7 @@ class Settings:
     drain_seconds: float = 30.0
     has_vllm_names: bool = False
     profile: str = "open"
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise K3Error(f"profile {self.profile!r} is not one of {', '.join(PROFILES)}")

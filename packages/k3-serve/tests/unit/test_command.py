@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import signal
 import subprocess
@@ -82,6 +83,44 @@ def test_the_api_gives_the_tokens_of_the_engine(folder, tokenizer, api_of) -> No
         ids = [i for i in done.token_ids if i not in tokenizer.stop_ids]
         assert choice["text"] == tokenizer.decode(ids)
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(done.logprobs, abs=1e-4)
+
+
+def test_a_model_that_knows_nothing_still_obeys_a_grammar(folder, api_of) -> None:  # type: ignore[no-untyped-def]
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["a", "b"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+    }
+    function = {"name": "f", "parameters": schema, "strict": True}
+    engine, loaded = load_engine(str(folder), max_batch=4)
+    # The random model would never end its reasoning: none, and a bias towards what closes.
+    fields = {"model": "tiny", "reasoning_effort": "none", "n": 2, "seed": 5, "max_tokens": 400}
+    bias = {str(i): 8 for i in (loaded.open_id, loaded.close_id, *b"0123456789")}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with engine:
+        api = api_of(create_app(engine, loaded, "tiny"))
+        whole = api.chat(response_format=wanted, logit_bias=bias, **fields).json()
+        tools = [{"type": "function", "function": function}]
+        called = api.chat(
+            tools=tools,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            logit_bias=bias,
+            **fields,
+        ).json()
+    for choice in whole["choices"]:
+        assert choice["finish_reason"] == "stop"
+        value = json.loads(choice["message"]["content"])
+        assert value["kind"] in ("a", "b") and value["count"] <= 9
+    for choice in called["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        value = json.loads(call["function"]["arguments"])
+        assert value["kind"] in ("a", "b") and value["count"] <= 9
 
 
 def test_images_to_a_text_model_are_refused(folder, tokenizer, api_of) -> None:  # type: ignore[no-untyped-def]

@@ -172,6 +172,13 @@ Documented = dict[int | str, dict[str, Any]]
 ERRORS: Documented = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 
 
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+
+
 def streamed(model: type[BaseModel]) -> Documented:
     """The documentation of a route that answers with a model or with a stream of events."""
-    return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": _EVENT}}}}
