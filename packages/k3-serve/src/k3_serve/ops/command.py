@@ -116,26 +116,26 @@ class Server:
             plane = None
             if self.admin is not None and admin is not None:
                 plane = create_admin(engine, state, self.admin.keys, self.admin.roots), admin[0]
+                admin[0].listen()
                 say(f"admin plane on {admin[1]}, {len(self.admin.keys)} keys")
+            listener.listen()  # from here on, whoever connects is answered
             say(self._banner(engine, *listener.getsockname()[:2]))
             run(app, listener, self.settings, tls=self.tls, admin=plane)
 
     def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, Engine]:
         import torch
 
-        from k3_core.engine.load import load_engine
+        from k3_core.engine.load import load_model
         from k3_serve.api.app import create_app
+        from k3_serve.engine.core import ContinuousEngine
 
         model = self.model
         if model.threads:
             torch.set_num_threads(model.threads)
-        engine, tokenizer = load_engine(
-            model.model,
-            device=model.device,
-            dtype=model.dtype,
-            experts=model.experts,
-            max_batch=model.max_batch,
+        loaded, tokenizer = load_model(
+            model.model, device=model.device, dtype=model.dtype, experts=model.experts
         )
+        engine = ContinuousEngine(loaded, tokenizer, max_batch=model.max_batch, observer=metrics)
         stack.enter_context(engine)
         return create_app(engine, tokenizer, model.name, self.settings, metrics), engine
 
