@@ -16,7 +16,7 @@ import torch
 
 from k3_core.cache.base import state_dtype
 from k3_core.engine.drawing import draw, score_prompt
-from k3_core.engine.protocol import Images
+from k3_core.engine.protocol import EngineBusy, Images
 from k3_core.engine.runner import rows_of_images
 from k3_core.engine.sequence import Sequence
 from k3_core.engine.threaded import ThreadedEngine
@@ -29,6 +29,7 @@ from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
+from k3_serve.observer import Observer, Silent
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
@@ -72,7 +73,9 @@ class ContinuousEngine(ThreadedEngine):
         token_budget: int = 512,
         classes: tuple[RequestClass, ...] = CLASSES,
         version: int = 0,
+        observer: Observer | None = None,
     ) -> None:
+        self._observer = observer or Silent()
         self._runner = PagedRunner(model, page_tokens or unit)
         self._unit, self._classes, self._num_slots = unit, classes, max_batch
         self._token_budget = max(token_budget, max_batch + unit)
@@ -160,8 +163,14 @@ class ContinuousEngine(ThreadedEngine):
             images_end=_images_end(rows, request.images is not None, self._placeholder),
             can_hit=not sequence.needs_prompt_logprobs,
             cost=cost,
+            submitted=time.monotonic(),
         )
-        self._admission.enter(kind, cost)
+        try:
+            self._admission.enter(kind, cost)
+        except EngineBusy:
+            labels = {"class": kind, "reason": "queue"}
+            self._observer.count("k3_admission_rejected_total", 1, labels)
+            raise
         return lambda: self._enqueue(sequence, state)
 
     def _enqueue(self, sequence: Sequence, state: RequestState) -> None:
@@ -208,8 +217,18 @@ class ContinuousEngine(ThreadedEngine):
         begin = time.perf_counter()
         plan = self._scheduler.schedule()
         self._note_admitted(plan)
+        planned = time.perf_counter()
+        logits = self._try_run(plan)
+        if logits is None:
+            return
+        computed = time.perf_counter()
+        self._finish_step(plan, logits)
+        self._report(plan, begin, planned, computed)
+
+    def _try_run(self, plan: StepPlan) -> StepLogits | None:
+        """Runs the plan; None when it raised, with the request at fault ended if it is known."""
         try:
-            logits = self._runner.run(plan, self._by_state)
+            return self._runner.run(plan, self._by_state)
         except RequestFault as fault:
             self._scheduler.fail(plan, are_suspect=False)
             self._end_with(fault.request, fault.__cause__ or fault)
@@ -217,11 +236,17 @@ class ContinuousEngine(ThreadedEngine):
             self._scheduler.fail(plan)
             if len(plan.slices) == 1:
                 self._end_with(plan.slices[0].request, error)
-        else:
-            self._finish_step(plan, logits)
-            rate = plan.num_tokens / (time.perf_counter() - begin)
-            average = self._admission.tokens_per_second or rate
-            self._admission.tokens_per_second = 0.9 * average + 0.1 * rate
+        return None
+
+    def _report(self, plan: StepPlan, begin: float, planned: float, computed: float) -> None:
+        end = time.perf_counter()
+        rate = plan.num_tokens / (end - begin)
+        average = self._admission.tokens_per_second or rate
+        self._admission.tokens_per_second = 0.9 * average + 0.1 * rate
+        times = {"plan": planned - begin, "forward": computed - planned, "finish": end - computed}
+        for phase, seconds in times.items():
+            self._observer.observe("k3_step_seconds", seconds, {"phase": phase})
+        self._observer.observe("k3_step_tokens", plan.num_tokens)
 
     def _note_admitted(self, plan: StepPlan) -> None:
         for state in plan.admitted:
@@ -231,6 +256,8 @@ class ContinuousEngine(ThreadedEngine):
                 self._leave_queue(state)
                 self._num_prompt_tokens += sequence.handle.num_prompt_tokens
                 sequence.handle.num_cached_tokens = state.num_cached or 0
+                waited = time.monotonic() - state.submitted
+                self._observer.observe("k3_queue_seconds", waited, {"class": state.request_class})
 
     def _leave_queue(self, state: RequestState) -> None:
         self._admission.leave(state.request_class, state.cost)

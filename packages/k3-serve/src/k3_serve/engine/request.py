@@ -30,6 +30,8 @@ class RequestState:
     """The row after the last image row: before it, ids alone do not say what a row is."""
     cost: int = 0
     """Tokens booked in the queue of its class, until it first runs."""
+    submitted: float = 0.0
+    """Seconds of a monotonic clock."""
     can_hit: bool = True
     """False for a request that needs the logits of its whole prompt."""
 
@@ -73,6 +75,11 @@ class RequestState:
     def unit_keys(self, unit: int) -> list[bytes]:
         """The keys of all whole units so far."""
         return extend_unit_keys(self.keys, self.seed, self.rows, unit, self.images)
+
+    def abandon(self) -> None:
+        """Lets go of a slot and pages whose books are gone."""
+        self.slot, self.pages, self.num_computed = NO_SLOT, [], 0
+        self.wanted, self.moving, self.num_refusals = {}, None, 0
 
     def restart(self, seed: bytes) -> None:
         """Other weights: all rows are to be computed again, under new keys."""

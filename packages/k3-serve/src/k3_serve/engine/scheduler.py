@@ -21,7 +21,7 @@ from k3_serve.cache.pages import OutOfPages
 from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass
 from k3_serve.engine.draft import Draft
 from k3_serve.engine.plan import Save, StepPlan
-from k3_serve.engine.request import NO_SLOT, RequestState
+from k3_serve.engine.request import RequestState
 
 PATIENCE = 64
 """Steps in which a request may be passed over before nobody else is admitted in front of it."""
@@ -109,8 +109,9 @@ class Scheduler:
         del self._running[request]
         self._free_slots.append(request.slot)
         self.index.release(request.pages)
-        request.slot, request.pages, request.num_computed = NO_SLOT, [], 0
-        request.wanted = {}
+        moving = request.moving
+        request.abandon()
+        request.moving = moving  # it is still in the index, for the resumption
 
     # A step
 
@@ -376,7 +377,9 @@ class Scheduler:
         self._release_sources(plan)
         for one in plan.slices:
             one.request.is_suspect = are_suspect
-            self.preempt(one.request)
+        # Also the admitted without rows in this step: their slots were not filled.
+        for request in dict.fromkeys((*plan.admitted, *(one.request for one in plan.slices))):
+            self.preempt(request)
 
     def _release_sources(self, plan: StepPlan) -> None:
         for restore in plan.restores:

@@ -69,8 +69,7 @@ class SteppedEngine(ContinuousEngine):
             self.run_commands()
             if self._is_idle():
                 return False
-            self._step()
-            return True
+            return self._turn()
 
     def run(self, max_steps: int = 10_000) -> int:
         """Steps until idle; the number of steps."""

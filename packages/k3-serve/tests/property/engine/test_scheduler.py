@@ -48,6 +48,7 @@ class Script:
         self.check(plan)
         if is_failing:
             self.scheduler.fail(plan)
+            assert not any(r.is_running for r in plan.admitted), "its slot was never filled"
             return plan
         tokens, ended, broken = {}, [], []
         for one in plan.slices:
@@ -260,5 +261,5 @@ def test_checkpoints_are_taken_at_the_prompt_the_turn_and_where_siblings_part():
 
 def test_a_budget_too_small_for_a_unit_is_refused():
     index = PrefixIndex(PagePool(20), 16, 16, 2)
-    with pytest.raises(ValueError, match="token_budget is 17.*at least 20"):
+    with pytest.raises(ValueError, match=r"token_budget is 17.*at least 20"):
         Scheduler(index, 4, 17)
