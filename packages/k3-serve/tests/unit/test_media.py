@@ -7,6 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from k3_serve.api.app import create_app
+from k3_serve.ops.fetch import FetchError, MediaPolicy
+from k3_serve.settings import Settings
+
 
 def data_url(width: int, height: int) -> str:
     buffer = io.BytesIO()
@@ -49,6 +53,32 @@ def test_bad_images_are_refused_without_their_content(api, engine, url, message)
     assert error["param"] == "messages[0].content[1]"
     assert len(error["message"]) < 300
     assert not engine.requests
+
+
+def test_images_of_listed_hosts_are_fetched_once(  # type: ignore[no-untyped-def]
+    engine, tokenizer, api_of, script, monkeypatch
+) -> None:
+    engine.scripts = [script("<|end_of_msg|>")]
+    asked = []
+
+    async def fetch_all(urls, policy):  # type: ignore[no-untyped-def]
+        asked.extend(urls)
+        if any("bad" in url for url in asked):
+            raise FetchError("the host answered 404")
+        return {url: base64.b64decode(data_url(30, 20).partition(",")[2]) for url in asked}
+
+    monkeypatch.setattr("k3_serve.api.media.fetch_all", fetch_all)
+    policy = MediaPolicy(frozenset({"images.example.com"}))
+    api = api_of(create_app(engine, tokenizer, "scripted", Settings(media=policy)))
+    url = "https://images.example.com/a.png"
+    response = api.chat(messages=parts(url, data_url(56, 28)))
+    assert response.status_code == 200, response.text
+    assert asked == [url]
+    assert engine.requests[0].images.grid_thws.tolist() == [[1, 2, 4], [1, 2, 4]]
+    refused = api.chat(messages=parts("https://images.example.com/bad.png"))
+    assert refused.status_code == 400
+    assert "404" in refused.json()["error"]["message"]
+    assert len(engine.requests) == 1
 
 
 def test_too_many_images_are_refused(api) -> None:  # type: ignore[no-untyped-def]

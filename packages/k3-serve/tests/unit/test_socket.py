@@ -68,6 +68,30 @@ def test_the_openai_client_reads_streams_tools_and_errors(url, engine, script) -
         client.completions.create(model="other", prompt="x")
 
 
+def test_the_openai_client_reads_responses(url, engine, script) -> None:  # type: ignore[no-untyped-def]
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    engine.scripts = [script(ANSWER)]
+    whole = client.responses.create(model="scripted", input="2+2?", reasoning={"effort": "low"})
+    assert (whole.status, whole.output_text) == ("completed", "four")
+    assert whole.output[0].content[0].text == "hm"
+    with client.responses.stream(model="scripted", input="2+2?") as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert (text, final.output_text) == ("four", "four")
+    engine.scripts = [script(CALL)]
+    tool = {"type": "function", "name": "now", "parameters": {}, "strict": False}
+    history = [{"role": "user", "content": "2+2?"}]
+    called = client.responses.create(model="scripted", input=history, tools=[tool])
+    call = called.output[-1]
+    assert (call.type, call.name, call.arguments) == ("function_call", "now", "{}")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    again = [*history, *(item.model_dump() for item in called.output), result]
+    client.responses.create(model="scripted", input=again, tools=[tool])
+    prompt = engine.tokenizer.decode(engine.requests[-1].token_ids)
+    assert 'role="tool" tool="now" index="1"<|sep|>noon' in prompt
+
+
 def test_our_client_streams_and_reports_errors(url, engine, script) -> None:  # type: ignore[no-untyped-def]
     client = ChatClient(url)
     client.wait_until_healthy(5, lambda: True)

@@ -14,7 +14,7 @@ from k3_serve.grammar.lark import GrammarError
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
 
-_NUM_CACHED = 64
+_NUM_KEPT = 64
 
 
 class GrammarConstraint:
@@ -68,10 +68,14 @@ def problem_of(matcher: LLMatcher) -> str:
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer; the last ones are kept. Safe to use from threads."""
+    """Compiles grammars for one tokenizer; the last ones are kept. Safe to use from threads.
+
+    llguidance bounds what a grammar may cost, in size and in steps: a pathological schema is
+    refused after a few seconds at most.
+    """
 
     def __init__(self, tokenizer: K3Tokenizer) -> None:
-        self._vocabulary = _Vocabulary(tokenizer)
+        self._source = tokenizer
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
@@ -80,8 +84,8 @@ class Compiler:
         """A constraint at the beginning of the grammar; GrammarError when there is none."""
         with self._lock:
             if self._tokenizer is None:  # takes a while for a large vocabulary: on first use
-                wrapper = TokenizerWrapper(self._vocabulary)
-                self._tokenizer = LLTokenizer(wrapper, n_vocab=len(self._vocabulary.tokens))
+                wrapper = TokenizerWrapper(_Vocabulary(self._source))
+                self._tokenizer = LLTokenizer(wrapper, n_vocab=self._source.vocab_size)
             kept = self._kept.get(lark)
             if kept is not None:
                 self._kept.move_to_end(lark)
@@ -89,7 +93,7 @@ class Compiler:
         constraint = self._build(self._tokenizer, lark)
         with self._lock:
             self._kept[lark] = constraint
-            while len(self._kept) > _NUM_CACHED:
+            while len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
         return constraint.clone()
 
@@ -99,7 +103,7 @@ class Compiler:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"the schema cannot be enforced: {problem_of(matcher)}")
-        return GrammarConstraint(matcher, self._vocabulary.eos_token_id)
+        return GrammarConstraint(matcher, self._source.end_of_msg_id)
 
 
 class _Vocabulary:
