@@ -185,6 +185,12 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @pytest.fixture
+def serving_of() -> Callable[[Any], Any]:
+    """Serves an application on a loopback socket while a `with` block lasts."""
+    return serving
+
+
+@pytest.fixture
 def url(app: Any) -> Iterator[str]:
     """The application on a loopback socket."""
     with serving(app) as address:
