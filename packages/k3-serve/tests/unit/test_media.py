@@ -55,6 +55,30 @@ def test_bad_images_are_refused_without_their_content(api, engine, url, message)
     assert not engine.requests
 
 
+def test_a_video_is_chunks_of_frames_with_their_times(api, engine, script) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [script("<|end_of_msg|>")]
+    frames = [Image.new("RGB", (28, 28), (40 * i, 0, 0)) for i in range(6)]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=500)
+    url = "data:video/gif;base64," + base64.b64encode(buffer.getvalue()).decode()
+    video = {"type": "video_url", "video_url": {"url": url}}
+    image = {"type": "image_url", "image_url": {"url": data_url(56, 28)}}
+    response = api.chat(messages=[{"role": "user", "content": [video, image]}])
+    assert response.status_code == 200, response.text
+    (request,) = engine.requests
+    assert request.images.grid_thws.tolist() == [[4, 2, 2], [2, 2, 2], [1, 2, 4]]
+    assert len(request.images.pixel_values) == 16 + 8 + 8
+    assert list(request.token_ids).count(engine.tokenizer.media_pad_id) == 3
+    text = engine.tokenizer.decode(request.token_ids)
+    assert "00:00:00.000<|media_begin|>video 28x28<|media_content|>" in text
+    assert "00:00:02.000<|media_begin|>video 28x28<|media_content|>" in text
+    assert text.index("00:00:02.000") < text.index("image 56x28")
+    mp4 = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    refused = api.chat(messages=[{"role": "user", "content": [mp4]}])
+    assert refused.status_code == 400
+    assert "no allowed format" in refused.json()["error"]["message"]
+
+
 def test_images_of_listed_hosts_are_fetched_once(  # type: ignore[no-untyped-def]
     engine, tokenizer, api_of, script, monkeypatch
 ) -> None:

@@ -7,14 +7,15 @@ from k3_core.xtml.json_text import ConversationError
 from k3_core.xtml.segments import Segment, plain
 
 IMAGE_PLACEHOLDER = "<|kimi_image_placeholder|>"
-IMAGE_PARTS = ("image", "image_url")
+IMAGE_PARTS = ("image", "image_url", "video_url")  # a video is several images to the model
 
 
 class ImagePrompts:
     """Hands out the prebuilt image prompts in order; without any, the placeholder stays.
 
     A prompt is control text (`<|media_begin|>image WxH<|media_content|><|media_pad|>
-    <|media_end|>`), so it must come from the image processor, never from a caller.
+    <|media_end|>`, of a video one such for each chunk), so it must come from the image processor,
+    never from a caller.
     """
 
     def __init__(self, prompts: list[str] | None) -> None:
