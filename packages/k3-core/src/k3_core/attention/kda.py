@@ -101,21 +101,23 @@ class KimiDeltaAttention(nn.Module):
         qkv_TC = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=-1)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         weight_C1W = torch.cat([conv.weight for conv in convs])
-        cached = None if batch.cache is None else batch.cache.conv_state(self.layer)
-        initial_NCJ = None if cached is None else cached[batch.slots_N]
+        initial_NCJ = None
+        if batch.cache is not None:
+            initial_NCJ = batch.cache.conv_state(self.layer)[batch.slots_N]
         y_TC, final_NCJ = self.ops.short_conv(
             qkv_TC,
             weight_C1W,
             cu_seqlens_N1=batch.cu_seqlens_N1,
             seqlens=batch.seqlens,
             initial_state_NCW=initial_NCJ,
-            output_final_state=cached is not None,
+            output_final_state=initial_NCJ is not None,
         )
         windows_ECJ = None
-        if cached is not None:
-            cached[batch.slots_N] = final_NCJ.to(cached.dtype)
+        if batch.cache is not None and initial_NCJ is not None:
+            batch.cache.conv_state(self.layer)[batch.slots_N] = final_NCJ.to(initial_NCJ.dtype)
             if batch.checkpoints is not None:
-                windows_ECJ = _windows(qkv_TC, initial_NCJ, batch)
+                offsets = batch.checkpoints.offsets
+                windows_ECJ = _windows(qkv_TC, initial_NCJ, batch.seqlens, offsets)
         return [self._heads(part) for part in y_TC.chunk(3, dim=-1)], windows_ECJ
 
     def _decay(self) -> tuple[Tensor, Tensor]:
@@ -127,10 +129,10 @@ class KimiDeltaAttention(nn.Module):
         """The sequences behind the decoding ones; their checkpoints are put on the way."""
         part = batch.prefilling
         cached = None if part.cache is None else part.cache.kda_state(self.layer)
-        offsets = states_EHVK = None
-        if batch.checkpoints is not None and cached is not None and windows_ECJ is not None:
-            offsets = batch.checkpoints.offsets[batch.num_decode :]
-            states_EHVK = cached.new_empty(len(windows_ECJ), *cached.shape[1:])
+        checkpoints, offsets, states_EHVK = batch.checkpoints, None, None
+        if checkpoints is not None and cached is not None:
+            offsets = checkpoints.offsets[batch.num_decode :]
+            states_EHVK = cached.new_empty(sum(map(len, offsets)), *cached.shape[1:])
         o_THV, final_NHVK = self.ops.kda_chunk(
             *inputs,
             *self._decay(),
@@ -144,8 +146,8 @@ class KimiDeltaAttention(nn.Module):
         )
         if cached is not None:
             cached[part.slots_N] = final_NHVK
-        if states_EHVK is not None:
-            batch.checkpoints.put(self.layer, states_EHVK, windows_ECJ)
+        if checkpoints is not None and states_EHVK is not None and windows_ECJ is not None:
+            checkpoints.put(self.layer, states_EHVK, windows_ECJ)
         return o_THV
 
     def _step(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
@@ -161,15 +163,17 @@ class KimiDeltaAttention(nn.Module):
         return o_BWHV[:, 0]
 
 
-def _windows(qkv_TC: Tensor, initial_NCJ: Tensor, batch: SequenceBatch) -> Tensor:
+def _windows(
+    qkv_TC: Tensor,
+    initial_NCJ: Tensor,
+    seqlens: tuple[int, ...],
+    offsets: tuple[tuple[int, ...], ...],
+) -> Tensor:
     """Last J inputs of the convolutions after each checkpoint's token, oldest first."""
-    assert batch.checkpoints is not None
     width = initial_NCJ.shape[-1]
     windows = [initial_NCJ[:0]]
-    for x_LC, old_CJ, offsets in zip(
-        qkv_TC.split(batch.seqlens), initial_NCJ, batch.checkpoints.offsets, strict=True
-    ):
-        for t in offsets:
+    for x_LC, old_CJ, own in zip(qkv_TC.split(seqlens), initial_NCJ, offsets, strict=True):
+        for t in own:
             new = x_LC[max(t - width, 0) : t].t().to(old_CJ.dtype)
             windows.append(torch.cat((old_CJ[:, t:], new), dim=1)[None])
     return torch.cat(windows)

@@ -91,10 +91,10 @@ class StateRows:
         dtype = self.layout.dtype
         self.states, self.windows = {}, {}
         for layer, (at, window, spec) in self.layout.states.items():
-            dims = (spec.num_heads, spec.head_dim, spec.head_dim)
-            self.states[layer] = _typed(self.bytes_SB, at, dims, state_dtype(dtype))
-            dims = (spec.conv_channels, spec.conv_width - 1)
-            self.windows[layer] = _typed(self.bytes_SB, window, dims, dtype)
+            state = (spec.num_heads, spec.head_dim, spec.head_dim)
+            self.states[layer] = _typed(self.bytes_SB, at, state, state_dtype(dtype))
+            inputs = (spec.conv_channels, spec.conv_width - 1)
+            self.windows[layer] = _typed(self.bytes_SB, window, inputs, dtype)
 
     @classmethod
     def new(cls, layout: ArenaLayout, num_rows: int, device: torch.device | str) -> StateRows:
