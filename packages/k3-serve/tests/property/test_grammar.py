@@ -38,6 +38,10 @@ FAMILIES = {
     ),
     "allOf": one({"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 5}]}),
     "$defs": one({"$ref": "#/$defs/e"}, **{"$defs": {"e": {"enum": ["a", "b"]}}}),
+    "$ref and more": one(
+        {"$ref": "#/$defs/s", "maxLength": 3, "allOf": [{"pattern": "b"}]},
+        **{"$defs": {"s": {"type": "string", "pattern": "^a"}}},
+    ),
     "nested $defs": one(
         {"$ref": "#/$defs/a"},
         **{

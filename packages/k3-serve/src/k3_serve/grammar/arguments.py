@@ -26,8 +26,9 @@ def arguments_of(parameters: Schema | None, lark: Lark, where: str) -> str:
     schema = root.resolve(root.schema, where)
     if isinstance(schema, bool):
         schema = {} if schema else {"type": []}
-    if schema.get("type", "object") != "object":
-        raise GrammarError(f"{where}: type {str(schema['type'])[:80]!r} is not 'object'")
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise GrammarError(f"{where}: type {str(kind)[:80]!r} is not 'object'")
     beyond = sorted((MEANINGFUL & schema.keys()) - ENFORCED)
     if beyond and not lark.is_lenient:
         raise GrammarError(

@@ -25,7 +25,7 @@ class Root:
         self.schema = schema
 
     def resolve(self, schema: Any, where: str) -> Schema:
-        """The schema, or what it refers to when `$ref` is all that it says.
+        """The schema without `$ref` at its top: what that refers to is put in its place.
 
         Raises GrammarError for what is no schema and for a reference that leads nowhere.
         """
@@ -36,7 +36,9 @@ class Root:
                 return schema
             target = self._find(schema["$ref"], where)
             rest = {key: value for key, value in schema.items() if key != "$ref"}
-            schema = {"allOf": [target], **rest} if any(k in rest for k in MEANINGFUL) else target
+            if MEANINGFUL & rest.keys():
+                return {**rest, "allOf": [target, *rest.get("allOf", ())]}
+            schema = target
         raise GrammarError(f"{where}: the references of $ref go round in circles")
 
     def _find(self, reference: Any, where: str) -> Any:

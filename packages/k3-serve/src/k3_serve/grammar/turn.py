@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from k3_serve.grammar.arguments import arguments_of
 from k3_serve.grammar.lark import GrammarError, Lark, literal
-from k3_serve.grammar.schema import Root
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
@@ -66,7 +65,7 @@ def turn_grammar(turn: Turn, tokenizer: K3Tokenizer, is_lenient: bool = False) -
         must_call = turn.calls == "always"
         rest = f"{text} {call_part if must_call or not call_part else f'({call_part})?'} {end}"
     else:
-        content = lark.json(Root(turn.json_schema).schema, is_argument=False)
+        content = lark.json(turn.json_schema, is_argument=False)
         arms = [f"{content} {closed} {end}"] if turn.calls != "always" else []
         arms += [f"{closed} {call_part} {end}"] if call_part else []
         rest = f"({' | '.join(arms)})"
