@@ -20,6 +20,8 @@ class EventStream:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
+        self.cache_report: dict[str, float | str] = {}
+        """What a prefix cache did for the request, for those who look at it; empty without one."""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._events: deque[Event] = deque()
         self._ready = threading.Condition()

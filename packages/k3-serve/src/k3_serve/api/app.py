@@ -19,6 +19,7 @@ from k3_serve.api.service import Service, salt_of
 from k3_serve.api.tokens import add_tokens
 from k3_serve.ops.install import install_guards
 from k3_serve.ops.metrics import Metrics
+from k3_serve.ops.page import add_page
 from k3_serve.ops.state import ServerState
 from k3_serve.ops.status import add_status
 from k3_serve.settings import Settings
@@ -44,6 +45,7 @@ def create_app(
     app = FastAPI(title="k3-serve", version=__version__, responses=ERRORS)
     app.state.server = ServerState(engine)
     install_guards(app, settings, app.state.server)
+    add_page(app)
     add_status(app, engine, model_id, metrics, app.state.server)
     _add_models(app, service)
     _add_completions(app, service)

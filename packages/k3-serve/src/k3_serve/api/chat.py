@@ -25,7 +25,7 @@ from k3_serve.api.runs import Run
 from k3_serve.api.sampling import choices_of
 from k3_serve.api.schemas import ChatRequest
 from k3_serve.api.service import Service
-from k3_serve.api.usage import usage_of
+from k3_serve.api.usage import cache_of, usage_of
 from k3_serve.api.validate import check_chat, check_effort
 
 
@@ -153,7 +153,8 @@ async def chat_chunks(
     reasoning = sum(choice.num_reasoning_tokens for choice in choices)
     run.count_reasoning(reasoning)
     completion = sum(choice.num_tokens for choice in choices)
-    yield {**head, "choices": [], "usage": usage_of(run.handles[:1], completion, reasoning)}
+    usage = usage_of(run.handles[:1], completion, reasoning)
+    yield {**head, "choices": [], "usage": usage, **cache_of(run.handles[:1])}
 
 
 def fold_chat(chunks: Iterable[Chunk]) -> Chunk:

@@ -17,7 +17,7 @@ from k3_serve.api.sampling import choices_of, stop_strings
 from k3_serve.api.schemas import CompletionRequest
 from k3_serve.api.service import Service
 from k3_serve.api.text_choice import Prompt, TextChoice
-from k3_serve.api.usage import usage_of
+from k3_serve.api.usage import cache_of, usage_of
 
 if TYPE_CHECKING:
     from k3_core.tokenizer import K3Tokenizer
@@ -88,7 +88,9 @@ async def completion_chunks(
         for part in choices[index].feed(event):
             yield {**head, "choices": [{"index": index, **part}]}
     completion = sum(choice.num_tokens for choice in choices)
-    yield {**head, "choices": [], "usage": usage_of(run.handles[:: body.n], completion, 0)}
+    distinct = run.handles[:: body.n]
+    usage = usage_of(distinct, completion, 0)
+    yield {**head, "choices": [], "usage": usage, **cache_of(distinct)}
 
 
 def fold_completion(chunks: Iterable[Chunk]) -> Chunk:

@@ -43,8 +43,6 @@ class Run:
             raise bad_request(str(error), param) from error
         except EngineBusy as error:
             self.abort()
-            labels = {"class": error.request_class, "reason": "queue"}
-            self._observer.count("k3_admission_rejected_total", 1, labels)
             wait = str(max(1, math.ceil(error.retry_after)))
             raise ApiError(
                 429, str(error), code="engine_busy", headers={"Retry-After": wait}

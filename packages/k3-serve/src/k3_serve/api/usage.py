@@ -26,6 +26,19 @@ def usage_of(prompts: Iterable[Handle], completion: int, reasoning: int) -> dict
     }
 
 
+def cache_of(prompts: Iterable[Handle]) -> dict[str, Any]:
+    """`k3_cache` of a response, summed over its prompts: what the prefix cache did (serving 9e).
+
+    mla_match: tokens whose latents were cached; state_hit: those that were reused, which have a
+    state too. Nothing for an engine without such a cache.
+    """
+    total: dict[str, Any] = {}
+    for handle in prompts:
+        for name, value in getattr(handle, "cache_report", {}).items():
+            total[name] = total[name] + value if name in total else value
+    return {"k3_cache": total} if total else {}
+
+
 def spelling(tokenizer: K3Tokenizer, token_id: int) -> bytes:
     """The bytes of a token; none for an id that the vocabulary leaves unused."""
     try:

@@ -255,7 +255,9 @@ class ContinuousEngine(ThreadedEngine):
             if state.cost:
                 self._leave_queue(state)
                 self._num_prompt_tokens += sequence.handle.num_prompt_tokens
-                sequence.handle.num_cached_tokens = state.num_cached or 0
+                hit = sequence.handle.num_cached_tokens = state.num_cached or 0
+                report = {"mla_match": state.num_latent, "state_hit": hit}
+                sequence.handle.cache_report.update(report)
                 waited = time.monotonic() - state.submitted
                 self._observer.observe("k3_queue_seconds", waited, {"class": state.request_class})
 

@@ -40,6 +40,8 @@ class RequestState:
     """Rows that are given, not generated, as the request was last (re)started."""
     slot: int = NO_SLOT
     num_computed: int = 0
+    num_latent: int = 0
+    """Rows whose latents were in the cache at the first admission, usable or not."""
     num_cached: int | None = None
     """Rows that came from the cache at the first admission; None before it."""
     pages: list[int] = field(default_factory=list)

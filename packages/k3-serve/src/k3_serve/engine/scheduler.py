@@ -231,6 +231,7 @@ class Scheduler:
         request.num_computed = match.num_tokens
         if request.num_cached is None:
             request.num_cached = match.num_tokens
+            request.num_latent = match.num_latent_tokens
         request.slot, request.num_refusals = self._free_slots.pop(), 0
         del self._waiting[request]
         self._running[request] = None
