@@ -28,13 +28,20 @@ def raw_logprobs(logits_BV: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(wide_BV, dim=-1)
 
 
-def token_logprob(logprobs_V: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    """The log-probability of one token and the `num_top` likeliest tokens, best first."""
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top:
-        values, ids = logprobs_V.topk(min(num_top, logprobs_V.numel()))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token_id, float(logprobs_V[token_id]), top)
+def token_logprobs(
+    logprobs_BV: torch.Tensor, ids: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """The log-probability of one token a row and the row's `num_top` likeliest, best first."""
+    ids_B1 = torch.tensor(list(ids), dtype=torch.int64, device=logprobs_BV.device)[:, None]
+    values = logprobs_BV.gather(1, ids_B1)[:, 0].tolist()
+    if not num_top:
+        return [TokenLogprob(*pair) for pair in zip(ids, values, strict=True)]
+    top = logprobs_BV.topk(min(num_top, logprobs_BV.shape[1]))
+    tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        TokenLogprob(token_id, value, tuple(zip(*pair, strict=True)))
+        for token_id, value, pair in zip(ids, values, tops, strict=True)
+    ]
 
 
 def choose(
@@ -99,14 +106,9 @@ def sample_rows(
             chosen.append(best[row])
         else:
             chosen.append(choose(logits_BV[row], sampling, position, mask))
-    ids_B1 = torch.tensor(chosen, device=logits_BV.device)[:, None]
-    values = logprobs_BV.gather(1, ids_B1)[:, 0].tolist()
-    results: list[TokenLogprob | None] = []
-    for row, sampling in enumerate(samplings):
-        if not is_sound[row]:
-            results.append(None)
-        elif sampling.top_logprobs:
-            results.append(token_logprob(logprobs_BV[row], chosen[row], sampling.top_logprobs))
-        else:
-            results.append(TokenLogprob(chosen[row], values[row]))
-    return results
+    num_top = max((sampling.top_logprobs for sampling in samplings), default=0)
+    tokens = token_logprobs(logprobs_BV, chosen, num_top)
+    return [
+        token._replace(top=token.top[: sampling.top_logprobs]) if sound else None
+        for token, sampling, sound in zip(tokens, samplings, is_sound, strict=True)
+    ]

@@ -73,10 +73,12 @@ class Sequence:
             self.handle.prompt_logprobs = (None, *self.prompt_logprobs)
 
     def allowed_mask(self, vocab_size: int) -> torch.Tensor | None:
-        """Which tokens may come next, boolean [V]; ValueError when none may."""
+        """Which tokens may come next, boolean [V]; ValueError when none may or V is another."""
         if self._constraint is None:
             return None
         mask_V = self._constraint.allowed_mask(vocab_size)
+        if mask_V is not None and mask_V.shape != (vocab_size,):
+            raise ValueError(f"the constraint's mask is {list(mask_V.shape)}, not [{vocab_size}]")
         if mask_V is not None and not mask_V.any():
             raise ValueError("the constraint allows no token; it should have been complete")
         return mask_V

@@ -128,4 +128,4 @@ class SimpleEngine(ThreadedEngine):
         self._draw(sequences, self._runner.feed(sequences, -1, None))
 
     def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
-        self._num_generated_tokens += draw(sequences, logits_BV, self._version)
+        self._num_generated_tokens += draw(sequences, logits_BV, self._version).num_tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from k3_core.engine import Sampling
-from k3_core.engine.sampling import choose, raw_logprobs, sample_rows, token_logprob, uniform
+from k3_core.engine.sampling import choose, raw_logprobs, sample_rows, token_logprobs, uniform
 
 PROBS = (0.4, 0.05, 0.3, 0.05, 0.2)
 
@@ -87,7 +87,8 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 
 
 def test_top_logprobs_beyond_the_vocabulary_give_all_of_it() -> None:
-    assert len(token_logprob(raw_logprobs(torch.zeros(3)), 0, 20).top) == 3
+    (token,) = token_logprobs(raw_logprobs(torch.zeros(1, 3)), [0], 20)
+    assert len(token.top) == 3
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

@@ -303,7 +303,10 @@ class ContinuousEngine(ThreadedEngine):
         if len(asking) < len(sequences):
             logits_BV = logits_BV[torch.tensor(asking, device=logits_BV.device)]
         ready = [sequences[row] for row in asking]
-        self._num_generated_tokens += draw(ready, logits_BV, self._version)
+        drawn = draw(ready, logits_BV, self._version)
+        self._num_generated_tokens += drawn.num_tokens
+        if drawn.num_unsound:
+            self._observer.count("k3_nan_rows_total", drawn.num_unsound)
 
     # Rows and keys of a request.
 
