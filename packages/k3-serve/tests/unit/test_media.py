@@ -9,6 +9,7 @@ from PIL import Image
 
 from k3_serve.api.app import create_app
 from k3_serve.ops.fetch import FetchError, MediaPolicy
+from k3_serve.limits import Limits
 from k3_serve.settings import Settings
 
 
@@ -114,3 +115,18 @@ def test_an_image_without_a_url_is_refused(api) -> None:  # type: ignore[no-unty
     content = [{"type": "image_url", "image_url": {}}]
     response = api.chat(messages=[{"role": "user", "content": content}])
     assert response.json()["error"]["param"] == "messages[0].content[0]"
+
+
+def test_images_are_bounded_together(engine, tokenizer, script, api_of) -> None:  # type: ignore[no-untyped-def]
+    """Each is small enough; together they would not be, which their headers show."""
+    engine.scripts = [script("<|end_of_msg|>")]
+    settings = Settings(Limits(max_image_pixels=5000, max_request_pixels=9000))
+    api = api_of(create_app(engine, tokenizer, "scripted", settings))
+    assert api.chat(messages=parts(data_url(50, 80), data_url(50, 80))).status_code == 200
+    response = api.chat(messages=parts(data_url(50, 80), data_url(50, 80), data_url(50, 80)))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "messages[0].content[3]"
+    assert "at most 1000 pixels" in error["message"]
+    text = api.request("GET", "/metrics").text
+    assert 'k3_media_rejected_total{model="scripted",reason="image"} 1.0' in text
