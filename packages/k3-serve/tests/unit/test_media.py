@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from k3_serve.api.app import create_app
-from k3_serve.ops.fetch import FetchError, MediaPolicy
 from k3_serve.limits import Limits
+from k3_serve.ops.fetch import FetchError, MediaPolicy
 from k3_serve.settings import Settings
 
 
