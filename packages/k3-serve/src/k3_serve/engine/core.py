@@ -56,7 +56,9 @@ class ContinuousEngine(ThreadedEngine):
 
     `unit` tokens are the grain of prefix hits, `page_tokens` (a multiple) that of memory.
     `cache_bytes` None takes 1 GiB on a CPU and 80% of the free memory of a GPU; `num_pages`
-    overrides it. A forward has at most `token_budget` rows.
+    overrides it. A forward has at most `token_budget` rows: the fewest at which prefill is fast,
+    since that is how long a short request waits for the step that runs (None takes 256 on a CPU
+    and 4096 on a GPU).
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class ContinuousEngine(ThreadedEngine):
         page_tokens: int | None = None,
         num_pages: int | None = None,
         cache_bytes: int | None = None,
-        token_budget: int = 512,
+        token_budget: int | None = None,
         classes: tuple[RequestClass, ...] = CLASSES,
         version: int = 0,
         observer: Observer | None = None,
@@ -78,6 +80,8 @@ class ContinuousEngine(ThreadedEngine):
         self._observer = observer or Silent()
         self._runner = PagedRunner(model, page_tokens or unit)
         self._unit, self._classes, self._num_slots = unit, classes, max_batch
+        if token_budget is None:
+            token_budget = 4096 if model.device.type == "cuda" else 256
         self._token_budget = max(token_budget, max_batch + unit)
         layout = self._runner.layout
         size = _default_bytes(model.device) if cache_bytes is None else cache_bytes
