@@ -169,7 +169,7 @@ class PagedRunner:
         offset = 0
         for one in plan.slices:
             known_TD = sequences[one.request].embeds_TD
-            if known_TD is not None:
+            if known_TD is not None and one.start < len(known_TD):
                 stop = offset + min(one.stop, len(known_TD)) - one.start
                 embeds_TD[offset:stop] = known_TD[one.start : one.stop]
             offset += one.num_tokens
