@@ -7,7 +7,7 @@ share of its class; averages over all requests and fixed quotas fail.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from k3_core.engine.protocol import EngineBusy
@@ -45,6 +45,23 @@ def classify(
         if one.name == asked:
             return one
     return next(one for one in classes if num_rows <= one.max_rows)
+
+
+def prompt_rooms(
+    weights: Mapping[str, int], present: Collection[str], budget: int, unit: int
+) -> dict[str, int]:
+    """Most rows of prompt each class may have in a step of `budget` rows, a unit at least.
+
+    Beside requests of shorter classes, decoding or not, a class keeps to its share even when
+    tokens are left: the length of the step is what the others wait for. `weights` goes from the
+    shortest class to the longest; `present` are those that run or wait.
+    """
+    total = sum(weights[name] for name in present)
+    rooms, is_alone = {}, True
+    for name, weight in weights.items():
+        rooms[name] = budget if is_alone else max(budget * weight // max(total, 1), unit)
+        is_alone = is_alone and name not in present
+    return rooms
 
 
 class DeficitRoundRobin:

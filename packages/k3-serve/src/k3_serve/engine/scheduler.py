@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
-from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass
+from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, prompt_rooms
 from k3_serve.engine.draft import Draft
 from k3_serve.engine.plan import Save, StepPlan
 from k3_serve.engine.request import RequestState
@@ -52,8 +52,8 @@ class Scheduler:
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
-        weights = {c.name: c.weight for c in classes}
-        self._round_robin = DeficitRoundRobin(weights, index.unit, token_budget)
+        self._weights = {c.name: c.weight for c in classes}
+        self._round_robin = DeficitRoundRobin(self._weights, index.unit, token_budget)
         self._waiting: dict[RequestState, None] = {}
         self._running: dict[RequestState, None] = {}
         self._arrivals = itertools.count()
@@ -151,18 +151,22 @@ class Scheduler:
     def _plan_prefills(self, draft: Draft) -> None:
         """Rounds of grants until the budget is used or no class can use its own."""
         queues = self._queues()
+        present = {r.request_class for r in self._running} | queues.keys()
+        rooms = prompt_rooms(self._weights, present, self.token_budget, self._unit)
         for name in self._max_slots.keys() - queues.keys():
             self._round_robin.clear(name)
         while queues and draft.num_tokens < self.token_budget:
             for name in self._round_robin.order(queues):
-                left = self.token_budget - draft.num_tokens
+                left = min(self.token_budget - draft.num_tokens, rooms[name])
                 granted = min(self._round_robin.grant(name), left)
+                before = draft.num_tokens
                 used, can_go_on = self._serve(draft, queues[name], granted)
                 self._round_robin.spend(name, used)
+                rooms[name] -= used
                 if not queues[name]:
                     self._round_robin.clear(name)
                 # Preemption may have given tokens back; else a rest below a unit is of no use.
-                is_stuck = granted == left == self.token_budget - draft.num_tokens
+                is_stuck = granted == left and draft.num_tokens >= before
                 if not queues[name] or not can_go_on or is_stuck:
                     del queues[name]
 

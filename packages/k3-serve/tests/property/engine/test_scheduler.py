@@ -177,6 +177,18 @@ def test_classes_share_a_step_by_their_weights():
     assert given_ == {"short": 64, "medium": 32, "long": 16}  # 4 : 2 : 1
 
 
+def test_a_decoding_short_request_keeps_long_chunks_at_their_share():
+    script = Script(random.Random(0), pages=2_000, slots=8, budget=112)
+    short = script.add(8, 60, alphabet=50)
+    script.step()
+    long = script.add(800, 1, alphabet=50)
+    plan = script.step()
+    assert {one.request: one.num_tokens for one in plan.slices} == {short: 1, long: 20}  # 1 of 5
+    script.remove(short)
+    (alone,) = script.step().slices
+    assert alone.num_tokens == 112
+
+
 def test_a_burst_of_long_prompts_leaves_slots_and_tokens_to_short_ones():
     script = Script(random.Random(0), pages=2_000, slots=4, budget=24)
     for _ in range(8):
