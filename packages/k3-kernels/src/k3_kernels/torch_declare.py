@@ -50,6 +50,11 @@ IMPLS = [
     # It reads the lengths on the host, for which a GPU would have to be waited for.
     _cpu("mla_decode", "one sequence at a time, only its tokens read", devices=frozenset({"cpu"})),
     _cpu("mx_quantize", "float32, codes found in the bits"),
+    _cuda(
+        "latent_router",
+        frozenset({"bfloat16", "float16"}),
+        "16-bit products, the float32 sums of the router's kept",
+    ),
     _cuda("moe_experts", frozenset({"bfloat16"}), "torch grouped matmul in bfloat16"),
     _cuda(
         "mla_prefill",
