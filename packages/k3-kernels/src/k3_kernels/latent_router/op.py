@@ -42,7 +42,7 @@ TILES = (
     (1024, Tile(128, 128, 64, 1, 8, 4)),
     (float("inf"), Tile(256, 128, 64, 1, 8, 4)),
 )
-TILE_FLOAT32 = Tile(64, 64, 32, 1, 4, 2)
+TILE_FLOAT32 = Tile(64, 64, 32, 1, 8, 2)
 
 
 def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[Tensor, Tensor]:
