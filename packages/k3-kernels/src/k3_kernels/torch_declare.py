@@ -54,7 +54,7 @@ IMPLS = [
     _cuda(
         "latent_router",
         frozenset({"bfloat16", "float16"}),
-        "16-bit products, the float32 sums of the router's kept; not yet run on a GPU, by name only",
+        "16-bit products, the sums of the router's kept; not yet run on a GPU, by name only",
         priority=BY_NAME_ONLY,
     ),
     _cuda("moe_experts", frozenset({"bfloat16"}), "torch grouped matmul in bfloat16"),
