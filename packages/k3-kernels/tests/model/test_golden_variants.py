@@ -180,5 +180,5 @@ def test_triton_everywhere_interpreted(on_cpu, model_ops, monkeypatch):
         if impl.implements in model_ops and impl.name.endswith(".triton"):
             monkeypatch.setattr(model.ops, impl.implements, impl.load())
     (ids,) = case.steps[0]
-    logits_TV, _ = run(model, Case("some", [[ids[:4]], [ids[4:5]]], case.logits_TV[:5]))
-    torch.testing.assert_close(logits_TV, case.logits_TV[:5], atol=LOGITS, rtol=0)
+    logits_TV, _ = run(model, Case("some", [[ids[:2]], [ids[2:3]]], case.logits_TV[:3]))
+    torch.testing.assert_close(logits_TV, case.logits_TV[:3], atol=LOGITS, rtol=0)
