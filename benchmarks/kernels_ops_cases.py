@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from k3_core.ops.attn_res.reference import attn_res as attn_res_torch
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as norm_torch
+from k3_core.ops.latent_router.reference import latent_router as latent_torch
 from k3_core.ops.mla_decode.reference import mla_decode as decode_torch
 from k3_core.ops.moe_experts.reference import moe_experts as experts_torch
 from k3_core.ops.mx_quantize.reference import mx_quantize as quantize_torch
@@ -23,6 +24,8 @@ from k3_core.testing import relative_error
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.attn_res.phases import attn_res_blocks, attn_res_merge
 from k3_kernels.gated_rms_norm import op as norm_op
+from k3_kernels.latent_router import op as latent_op
+from k3_kernels.latent_router.torch_cuda import latent_router as latent_cuda
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
@@ -171,6 +174,33 @@ def glu_case(is_full: bool, device: str, dtype: torch.dtype) -> Case:
         ),
         peer=lambda: glu_torch(gate, up, beta=4.0, linear_beta=25.0),
         peer_name="torch reference",
+    )
+
+
+def latent_case(is_full: bool, device: str, dtype: torch.dtype, *, tokens: int) -> Case:
+    """Down-projection and router; copies of the weights for few tokens, so that they are read."""
+    width, latent, experts = (7168, 3584, 896) if is_full else (64, 32, 24)
+    tokens = tokens if is_full else 5
+    like = {"device": device, "dtype": dtype}
+    x = randn(tokens, width, **like)
+    weights = [
+        [randn(n, width, **like, scale=width**-0.5) for n in (latent, experts)]
+        for _ in range(4 if tokens < 1024 else 1)
+    ]
+
+    def error() -> float:
+        got = latent_op.latent_router(x, *weights[0])
+        exact = latent_torch(x[:64].double(), *(w.double() for w in weights[0]))
+        return max(relative_error(a[:64], b) for a, b in zip(got, exact, strict=True))
+
+    peer = latent_cuda if device == "cuda" else latent_torch
+    return Case(
+        [partial(latent_op.latent_router, x, *pair) for pair in weights],
+        (latent + experts) * width * 2 + x.nbytes + tokens * (2 * latent + 4 * experts),
+        error,
+        2.0 * tokens * width * (latent + experts),
+        peer=partial(peer, x, *weights[0]),
+        peer_name="two torch products, 16-bit inputs",
     )
 
 

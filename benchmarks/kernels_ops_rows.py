@@ -9,6 +9,7 @@ import torch
 
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.attn_res import phases
+from k3_kernels.latent_router import op as latent_op
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
@@ -119,6 +120,44 @@ GLU = choices(glu_op, "TILE", [(2048, 4), (1024, 4), (1024, 2), (4096, 8), (4096
 QUANTIZE = choices(quantize_op, "TILE", [(64, 4), (128, 4), (256, 4), (256, 8), (64, 2), (32, 4)])
 
 
+_Latent = latent_op.Tile
+
+
+def latent_choices(tiles: list[_Latent]) -> tuple[Callable[[], str], ...]:
+    """One tile for every number of tokens."""
+    return choices(latent_op, "TILES", [((float("inf"), tile),) for tile in tiles])
+
+
+LATENT_MANY = latent_choices(
+    [
+        _Latent(256, 128, 64, 1, 8, 4),
+        _Latent(256, 128, 64, 1, 8, 3),
+        _Latent(128, 256, 64, 1, 8, 4),
+        _Latent(128, 256, 64, 1, 8, 3),
+        _Latent(128, 128, 64, 1, 8, 4),
+        _Latent(128, 128, 64, 1, 4, 3),
+        _Latent(128, 128, 128, 1, 8, 3),
+    ]
+)
+LATENT_FEW = latent_choices(
+    [
+        _Latent(64, 128, 64, 4, 4, 4),
+        _Latent(64, 128, 64, 4, 8, 4),
+        _Latent(64, 128, 128, 4, 4, 2),
+        _Latent(64, 128, 128, 4, 8, 4),
+        _Latent(64, 128, 64, 7, 4, 4),
+        _Latent(64, 64, 64, 2, 4, 6),
+        _Latent(64, 64, 128, 2, 4, 3),
+        _Latent(64, 64, 64, 4, 4, 4),
+    ]
+)
+
+
+def latent(tokens: int) -> Callable[..., cases.Case]:
+    """Down-projection and router of some tokens."""
+    return partial(cases.latent_case, tokens=tokens)
+
+
 def experts(rows: int, is_packed: bool, is_whole: bool) -> Callable[..., cases.Case]:
     """A routed-experts case."""
     return partial(cases.experts_case, rows=rows, is_packed=is_packed, is_whole=is_whole)
@@ -144,6 +183,9 @@ ROWS = (
     Row("short_conv with q, k norm", partial(cases.conv_case, is_normed=True), None, None, CONV),
     Row("gated_rms_norm", cases.norm_case),
     Row("situ_glu", cases.glu_case, None, None, GLU),
+    Row("latent_router T=8192", latent(8192), None, None, LATENT_MANY),
+    Row("latent_router T=64", latent(64), None, None, LATENT_FEW),
+    Row("latent_router T=1", latent(1)),
     Row("route_topk 896 top-16", cases.route_case, None, 30),
     Row("experts up 128 rows MXFP4", experts(128, True, False), 1710, 500, SMALL_PACKED),
     Row("experts up 128 rows bf16", experts(128, False, False), 1710, None),

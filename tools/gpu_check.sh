@@ -3,8 +3,9 @@
 #   tools/gpu_check.sh                 every step below
 #   tools/gpu_check.sh kernels fla     these steps only
 # Steps:
-#   kernels   all tests of k3-kernels compiled, and the conformance battery on the GPU
-#   model     tests of the other packages that are marked gpu (golden parity, k3-nano), if any
+#   kernels   tests of k3-kernels compiled, but for the model's, and the conformance battery
+#   model     golden parity and k3-nano on each implementation, and what the other packages have
+#             marked gpu
 #   fla       fla's own test files through k3_kernels.compat.fla, where FLA_TESTS names their
 #             folder (with ops/ and modules/, kept outside the repository)
 #   tables    benchmarks/kernels*.py, with K3_GPU_TABLE=1; the one beside fla needs FLA_CORE, a
@@ -63,15 +64,13 @@ CHECK
 
 workers=${K3_GPU_WORKERS:-12}
 if wants kernels; then
-    tests kernels 300 "$workers" -m "not external" packages/k3-kernels \
-        packages/k3-core/tests/conformance
+    tests kernels 300 "$workers" -m "not external" --ignore packages/k3-kernels/tests/model \
+        packages/k3-kernels packages/k3-core/tests/conformance
 fi
 if wants model; then
     mapfile -t files < <(grep -rlE 'mark\.gpu' --include='test_*.py' \
         packages/k3-core/tests packages/k3-train/tests packages/k3-serve/tests tests)
-    if [ ${#files[@]} -gt 0 ]; then
-        tests model 300 4 -m gpu "${files[@]}"
-    fi
+    tests model 300 8 -m gpu packages/k3-kernels/tests/model "${files[@]}"
 fi
 if wants fla && [ -n "${FLA_TESTS:-}" ]; then
     fla=(-c /dev/null --rootdir "$FLA_TESTS" -p k3_kernels.compat.fla.pytest_plugin -rs)

@@ -47,10 +47,11 @@ def test_logprobs_equal_a_full_forward(engine, text_tiny, case) -> None:  # type
         full = text_tiny(input_ids=ids).logits[0].double().log_softmax(-1)
     expected = full[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
     got = [t.logprob for t in done.prompt_logprobs[1:]] + list(done.logprobs)
-    assert got == pytest.approx(expected, abs=2e-5)
+    # Chunks of 7 and single tokens against all at once: on random prompts up to 4e-5 apart.
+    assert got == pytest.approx(expected, abs=1e-4)
     best = full[19:-1].topk(3).values.tolist()
     assert [[v for _, v in top] for top in done.top_logprobs] == [
-        pytest.approx(row, abs=2e-5) for row in best
+        pytest.approx(row, abs=1e-4) for row in best
     ]
 
 

@@ -7,6 +7,7 @@ than which no other form of torch calls measured faster on a CPU (`k3 kernels be
 
 from k3_core.ops.declare import FEATURES, FLOATS
 from k3_core.plugins import Impl
+from k3_kernels.declare import BY_NAME_ONLY
 
 
 def _cpu(op: str, summary: str, devices: frozenset[str] = frozenset({"cpu", "cuda"})) -> Impl:
@@ -23,7 +24,7 @@ def _cpu(op: str, summary: str, devices: frozenset[str] = frozenset({"cpu", "cud
     )
 
 
-def _cuda(op: str, dtypes: frozenset[str], summary: str) -> Impl:
+def _cuda(op: str, dtypes: frozenset[str], summary: str, priority: int = 20) -> Impl:
     return Impl(
         kind="kernel",
         name=f"{op}.cuda",
@@ -33,7 +34,7 @@ def _cuda(op: str, dtypes: frozenset[str], summary: str) -> Impl:
         dtypes=dtypes,
         min_capability=(8, 0),
         features=FEATURES[op],
-        priority=20,
+        priority=priority,
         summary=summary,
     )
 
@@ -44,12 +45,18 @@ IMPLS = [
     _cpu("kda_step", "reads of k and q in one product, states in place"),
     _cpu("short_conv", "shifted multiply-adds over all sequences at once"),
     _cpu("kda_replay", "accepted tokens of all rows in one product"),
-    _cpu("attn_res", "scores by matrix products, closed-form backward"),
+    _cpu("attn_res", "the mix in place, closed-form backward"),
     _cpu("moe_experts", "rows sorted by expert, one matmul per expert"),
     _cpu("mla_prefill", "torch scaled_dot_product_attention per sequence"),
     # It reads the lengths on the host, for which a GPU would have to be waited for.
     _cpu("mla_decode", "one sequence at a time, only its tokens read", devices=frozenset({"cpu"})),
     _cpu("mx_quantize", "float32, codes found in the bits"),
+    _cuda(
+        "latent_router",
+        frozenset({"bfloat16", "float16"}),
+        "16-bit products, the sums of the router's kept; not yet run on a GPU, by name only",
+        priority=BY_NAME_ONLY,
+    ),
     _cuda("moe_experts", frozenset({"bfloat16"}), "torch grouped matmul in bfloat16"),
     _cuda(
         "mla_prefill",

@@ -19,6 +19,7 @@ from k3_core.moe.dense import GatedMLP
 from k3_core.moe.experts import ExpertBank
 from k3_core.moe.router import Router
 from k3_core.ops import OpSet
+from k3_core.ops.latent_router.reference import router_logits
 from k3_core.ops.route_topk import Routes
 
 
@@ -52,8 +53,8 @@ class LatentMoE(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> tuple[Tensor, Routes]:
         """[T, D] -> [T, D] and the routes taken."""
-        routes = self.gate(x_TD, batch.routes.get(self.layer))
-        z_TL = self.routed_expert_down_proj(x_TD) if self.has_latent else x_TD
+        z_TL, logits_TE = self._latent_and_logits(x_TD)
+        routes = self.gate(logits_TE, batch.routes.get(self.layer))
         u_TL = self.ops.moe_experts(
             z_TL,
             routes.idx_Tk,
@@ -66,3 +67,9 @@ class LatentMoE(nn.Module):
                 u_TL = self.routed_expert_norm(u_TL)
             u_TL = self.routed_expert_up_proj(u_TL)
         return u_TL + self.shared_experts(x_TD), routes
+
+    def _latent_and_logits(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.has_latent:
+            return x_TD, router_logits(x_TD, self.gate.weight)
+        down_LD = self.routed_expert_down_proj.weight
+        return self.ops.latent_router(x_TD, down_LD, self.gate.weight)

@@ -9,11 +9,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from k3_core.config import TextConfig
 from k3_core.ops import OpSet
-from k3_core.ops.math import math_dtype
 from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.reference import route_weights
 
@@ -41,11 +39,13 @@ class Router(nn.Module):
         self.observer: Callable[[Routes], None] | None = None
         """Called with the routes of every training forward pass; load balancers set it."""
 
-    def forward(self, x_TD: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None) -> Routes:
-        """Routes of [T, D]; `replay` gives the indices [T, k] (and perhaps weights) instead."""
-        dtype = math_dtype(x_TD)
-        with torch.autocast(x_TD.device.type, enabled=False):
-            logits_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype))
+    def forward(
+        self, logits_TE: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None
+    ) -> Routes:
+        """Routes of float32 logits [T, E]; `replay` gives indices [T, k], perhaps weights, instead.
+
+        The logits of `weight` come with the latent, from the op `latent_router`.
+        """
         routes = self.ops.route_topk(
             logits_TE,
             self.e_score_correction_bias,

@@ -20,6 +20,7 @@ OP_NAMES = (
     "gated_rms_norm",
     "attn_res",
     "situ_glu",
+    "latent_router",
     "route_topk",
     "moe_experts",
     "mla_prefill",

@@ -22,6 +22,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "gated_rms_norm": _BACKWARD,
     "attn_res": _BACKWARD,
     "situ_glu": _BACKWARD,
+    "latent_router": _BACKWARD,
     "route_topk": _BACKWARD,
     "moe_experts": _BACKWARD | {"mxfp4"},
     "mla_prefill": _VARLEN | {"return_max"},

@@ -1,4 +1,4 @@
-"""Cases of route_topk, moe_experts and mx_quantize (report 4).
+"""Cases of latent_router, route_topk, moe_experts and mx_quantize (report 4).
 
 T tokens, E experts, k routes a token, D width, I expert width.
 """
@@ -17,6 +17,11 @@ from k3_core.testing.values import Call, Values
 
 # Router logits are float32 in every model (architecture 3.5).
 FULL = (torch.float64, torch.float32)
+
+
+def _latent(v: Values, tokens: int, width: int = 32, latent: int = 24, experts: int = 10) -> Call:
+    weights = (v.act(rows, width, scale=width**-0.5) for rows in (latent, experts))
+    return Call((v.act(tokens, width), *weights))
 
 
 def _route(v: Values, tokens: int, experts: int, **named: Any) -> Call:
@@ -52,6 +57,10 @@ def _packed(output: Any, call: Call) -> list[Tensor]:
 
 
 CASES = [
+    Case("latent_router", "rows", partial(_latent, tokens=17)),
+    Case("latent_router", "one-token", partial(_latent, tokens=1)),
+    Case("latent_router", "no-tokens", partial(_latent, tokens=0)),
+    Case("latent_router", "odd-width", partial(_latent, tokens=5, width=21)),
     Case(
         "route_topk",
         "plain",

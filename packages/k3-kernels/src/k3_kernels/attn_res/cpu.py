@@ -1,4 +1,7 @@
-"""attn_res in plain torch: scores by matrix products, the mix in place, a closed-form backward.
+"""attn_res in plain torch: the mix in place, and a closed-form backward that keeps no products.
+
+Scores are sums by halves, as `sum` makes them: a matrix product adds up in a row, and the error of
+a score is that of every following layer.
 
 With r_i the factor that normalises v_i, p_i = q . v_i (q = norm * proj), scores p_i r_i and their
 softmax w: out = sum w_i v_i, dscore_i = w_i (dout . v_i - sum_j w_j dout . v_j) and
@@ -35,7 +38,7 @@ def _forward(values: Sequence[Tensor], query_D: Tensor, eps: float) -> tuple[Ten
     """The mix; then products with the query, normalising factors and weights, each [T, S]."""
     with torch.autocast(query_D.device.type, enabled=False):
         sources = [value.to(query_D.dtype) for value in values]
-        products = torch.stack([x @ query_D for x in sources], dim=-1)
+        products = torch.stack([torch.linalg.vecdot(x, query_D) for x in sources], dim=-1)
         squares = torch.stack([torch.linalg.vecdot(x, x) for x in sources], dim=-1)
         scales = squares.div_(query_D.shape[0]).add_(eps).rsqrt_()
         weights = (products * scales).softmax(-1)

@@ -97,6 +97,8 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("attn_res", "decode", partial(_mix, s, tokens=s.rows)),
         Case("situ_glu", "prefill", partial(_glu, s, rows=s.tokens * s.top_k)),
         Case("situ_glu", "decode", partial(_glu, s, rows=s.rows * s.top_k)),
+        Case("latent_router", "prefill", partial(_latent, s, tokens=s.tokens)),
+        Case("latent_router", "decode", partial(_latent, s, tokens=s.rows)),
         Case("route_topk", "prefill", partial(_route, s, tokens=s.tokens), results=_by_expert),
         Case("route_topk", "decode", partial(_route, s, tokens=s.rows), results=_by_expert),
         Case("moe_experts", "prefill", partial(_experts, s, tokens=s.tokens)),
@@ -180,6 +182,13 @@ def _mix(s: Sizes, v: Values, tokens: int) -> Call:
 def _glu(s: Sizes, v: Values, rows: int) -> Call:
     shape = (rows, s.expert_width)
     return Call((v.act(*shape), v.act(*shape)), {"beta": 4.0, "linear_beta": 25.0})
+
+
+def _latent(s: Sizes, v: Values, tokens: int) -> Call:
+    """The latent of the experts is half as wide as the model."""
+    shapes = (s.width // 2, s.width), (s.experts, s.width)
+    weights = (v.act(*shape, scale=s.width**-0.5) for shape in shapes)
+    return Call((v.act(tokens, s.width), *weights))
 
 
 def _route(s: Sizes, v: Values, tokens: int) -> Call:

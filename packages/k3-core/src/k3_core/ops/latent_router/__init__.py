@@ -1,0 +1,1 @@
+"""latent_router: what the routed experts and the router read of a token (report 4)."""

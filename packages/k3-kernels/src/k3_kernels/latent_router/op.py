@@ -1,0 +1,129 @@
+"""latent_router by Triton. T tokens, D model width, L latent width, E experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from k3_core.ops.latent_router import reference
+from k3_kernels.hopper import fits_descriptors
+from k3_kernels.latent_router.kernel import add_splits_kernel, latent_router_kernel
+from k3_kernels.latent_router.torch_cuda import is_uniform
+from k3_kernels.launch import check_floats, dot_precision, last_contiguous
+
+GROUP = 8
+"""Most tiles of tokens that are neighbours in time."""
+BLOCK = 1024
+"""Outputs of a program that adds up splits."""
+
+
+class Tile(NamedTuple):
+    """Tokens x outputs of a program, inputs a step, parts of the inputs, warps, stages."""
+
+    tokens: int
+    outputs: int
+    step: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+# (most tokens, tile); the splits let 35 blocks of 128 outputs reach 132 multiprocessors.
+TILES = (
+    (16, Tile(16, 128, 128, 4, 4, 3)),
+    (32, Tile(32, 128, 64, 4, 4, 4)),
+    (64, Tile(64, 128, 64, 4, 4, 4)),
+    (128, Tile(128, 128, 64, 4, 8, 4)),
+    (256, Tile(128, 128, 64, 2, 8, 4)),
+    (1024, Tile(128, 128, 64, 1, 8, 4)),
+    (float("inf"), Tile(256, 128, 64, 1, 8, 4)),
+)
+TILE_FLOAT32 = Tile(64, 64, 32, 1, 8, 2)
+
+
+def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[Tensor, Tensor]:
+    """As `latent_router.reference`: latent in the dtype of x, logits in float32, of one product.
+
+    Calls that need gradients or mix dtypes, and rows that do not start on 16-byte boundaries, run
+    the reference.
+    """
+    x_TD = last_contiguous(x_TD)
+    tensors = x_TD, latent_LD, router_ED
+    if not is_uniform(*tensors) or not fits_descriptors(*tensors):
+        return reference.latent_router(*tensors)
+    check_floats("latent_router", x=x_TD)
+    if len({tensor.shape[1] for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise ValueError(
+            f"latent_router: x, latent and router {shapes} are not [T, D], [L, D], [E, D]"
+        )
+    num_tokens, num_latent, num_experts = (len(tensor) for tensor in tensors)
+    z_TL = x_TD.new_empty(num_tokens, num_latent)
+    logits_TE = x_TD.new_empty(num_tokens, num_experts, dtype=torch.float32)
+    if not num_tokens:
+        return z_TL, logits_TE
+    tile = choose_tile(x_TD)
+    if tile.splits == 1:
+        _multiply(*tensors, z_TL, logits_TE, tile)
+        return z_TL, logits_TE
+    parts_shape = tile.splits, num_tokens, num_latent + num_experts
+    parts_STN = x_TD.new_empty(parts_shape, dtype=torch.float32)
+    _multiply(*tensors, parts_STN[0, :, :num_latent], parts_STN[0, :, num_latent:], tile)
+    add_splits_kernel[(num_tokens * triton.cdiv(parts_shape[2], BLOCK),)](
+        parts_STN,
+        z_TL,
+        logits_TE,
+        num_tokens,
+        L=num_latent,
+        E=num_experts,
+        SPLITS=tile.splits,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return z_TL, logits_TE
+
+
+def choose_tile(x_TD: Tensor) -> Tile:
+    """The tile for these tokens, from `TILES`."""
+    if x_TD.dtype == torch.float32:
+        return TILE_FLOAT32
+    return next(tile for most, tile in TILES if len(x_TD) <= most)
+
+
+def _multiply(
+    x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor, z_TL: Tensor, logits_TE: Tensor, tile: Tile
+) -> None:
+    """Fill both outputs; with splits they are views of the first, the others follow T rows on."""
+    (num_tokens, width), num_latent, num_experts = x_TD.shape, len(latent_LD), len(router_ED)
+    row_tiles = triton.cdiv(num_tokens, tile.tokens)
+    group = min(GROUP, triton.next_power_of_2(row_tiles))
+    num_blocks = triton.cdiv(num_latent, tile.outputs) + triton.cdiv(num_experts, tile.outputs)
+    latent_router_kernel[(triton.cdiv(row_tiles, group) * group * num_blocks * tile.splits,)](
+        _describe(x_TD, tile.tokens, tile.step),
+        _describe(latent_LD, tile.outputs, tile.step),
+        _describe(router_ED, tile.outputs, tile.step),
+        z_TL,
+        logits_TE,
+        num_tokens,
+        z_TL.stride(0),
+        logits_TE.stride(0),
+        D=width,
+        L=num_latent,
+        E=num_experts,
+        SPLITS=tile.splits,
+        BM=tile.tokens,
+        BN=tile.outputs,
+        BK=tile.step,
+        GROUP=group,
+        PRECISION=dot_precision(x_TD.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
