@@ -9,6 +9,8 @@ Legend: K, V channels; P parts of sequences; J segments in all, numbered part af
 import triton
 import triton.language as tl
 
+from k3_kernels.kda_chunk.start import start_state
+
 
 @triton.jit
 def combine_kernel(
@@ -45,15 +47,17 @@ def combine_kernel(
     state_offset = value[:, None] * K + channel[None, :]
     is_map = (channel < K)[:, None] & (channel < K)[None, :]
     map_offset = channel[:, None] * K + channel[None, :]
-    state = tl.zeros((BV, BK), dtype=tl.float32)
-    if HAS_INITIAL:
-        offset = (initial_index * num_heads + head) * (V * K)
-        is_given = is_state & (initial_index >= 0)
-        state = tl.load(initial_ptr + offset + state_offset, mask=is_given, other=0.0)
-    if HAS_CARRY:
-        offset = ((-1 - initial_index) * num_heads + head) * (V * K)
-        is_carried = is_state & (initial_index < 0)
-        state += tl.load(carry_ptr + offset + state_offset, mask=is_carried, other=0.0)
+    state = start_state(
+        initial_ptr,
+        carry_ptr,
+        initial_index,
+        head * (V * K),
+        num_heads * (V * K),
+        state_offset,
+        is_state,
+        HAS_INITIAL,
+        HAS_CARRY,
+    )
     for j in range(segment, end):
         index = j * num_heads + head
         tl.store(start_ptr + index * (V * K) + state_offset, state, mask=is_state)

@@ -12,8 +12,8 @@ of whose exponents count from the middle of the chunk, and M the state at the mi
     S <- (M + D writes) diag(half),    M = S diag(half) at the start of a chunk
 
 Three products depend on each other in a chunk; the output hangs off the chain. Prep could fold
-`solve` into `erase` and save the second, for a second pass over both of its tiles (0.18 of its
-0.6 ms at T = 8192, H = 96 on an H200, against less than 0.1 ms here).
+`solve` into `erase` and save the second, for a second pass over two of its tiles. On an H200 at
+T = 8192, H = 96 that cost prep 0.05 ms and saved 0.08 ms here, before prep loaded its tiles ahead.
 
 As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks and with the
 identity and no values for the others, ends in the affine map (S, M) of the piece. With a bound of
@@ -24,6 +24,8 @@ Legend: K, V channels, BT chunk, BK, BV blocks; workspace tiles are [chunks, hea
 
 import triton
 import triton.language as tl
+
+from k3_kernels.kda_chunk.start import start_state
 
 
 @triton.jit
@@ -110,15 +112,17 @@ def scan_kernel(
         if MAX_CHUNKS > 0:
             state = tl.where(is_forgotten, 0.0, state)
     else:
-        state = tl.zeros((BV, BK), dtype=tl.float32)
-        if HAS_INITIAL:
-            offset = (initial_index * num_heads + head) * (V * K)
-            is_given = is_state & (initial_index >= 0)
-            state = tl.load(initial_ptr + offset + state_offset, mask=is_given, other=0.0)
-        if HAS_CARRY:
-            offset = ((-1 - initial_index) * num_heads + head) * (V * K)
-            is_carried = is_state & (initial_index < 0)
-            state += tl.load(final_ptr + offset + state_offset, mask=is_carried, other=0.0)
+        state = start_state(
+            initial_ptr,
+            final_ptr,
+            initial_index,
+            head * (V * K),
+            num_heads * (V * K),
+            state_offset,
+            is_state,
+            HAS_INITIAL,
+            HAS_CARRY,
+        )
 
     # One scalar base a tensor moves with the chunk; the offsets inside a tile are shared.
     tile = first_chunk * num_heads + head
