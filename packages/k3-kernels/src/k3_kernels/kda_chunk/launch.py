@@ -85,17 +85,19 @@ def run_prep(
     blocks: Blocks,
     precision: Precision,
 ) -> None:
-    """Fill the tiles of every chunk and value head; without q, only what the state needs."""
+    """Fill the tiles of every chunk and value head; without q, only what the state needs.
+
+    The last dimensions of q, k and the gate are contiguous.
+    """
     num_k, num_heads = k_THK.shape[2], gates.gate_THK.shape[1]
     if slab.num_chunks == 0 or num_heads == 0:
         return
-    q, k = last_contiguous(k_THK if q_THK is None else q_THK), last_contiguous(k_THK)
-    gate = last_contiguous(gates.gate_THK)
+    q_THK_or_k, gate_THK = k_THK if q_THK is None else q_THK, gates.gate_THK
     width = block_width(num_k)
     prep_kernel[(slab.num_chunks * num_heads,)](
-        q,
-        k,
-        gate,
+        q_THK_or_k,
+        k_THK,
+        gate_THK,
         gates.beta_TH,
         gates.A_log_H.contiguous(),
         gates.dt_bias_HK.contiguous(),
@@ -104,8 +106,8 @@ def run_prep(
         num_heads,
         gates.lower_bound,
         scale,
-        *(s for x in (q, k, gate, gates.beta_TH) for s in x.stride()[:2]),
-        GROUP=num_heads // k.shape[1],
+        *(s for x in (q_THK_or_k, k_THK, gate_THK, gates.beta_TH) for s in x.stride()[:2]),
+        GROUP=num_heads // k_THK.shape[1],
         K=num_k,
         BK=width,
         BC=min(width, blocks.channels),
@@ -190,12 +192,15 @@ def run_maps(
     blocks: Blocks,
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
-    """The affine maps (M [J, H, K, K], S [J, H, V, K]) of the pieces, by their final index."""
-    v, (num_heads, num_v) = last_contiguous(v_THV), v_THV.shape[1:]
-    maps = v.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
-    shifts = v.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
+    """The affine maps (M [J, H, K, K], S [J, H, V, K]) of the pieces, by their final index.
+
+    The last dimension of v is contiguous.
+    """
+    num_heads, num_v = v_THV.shape[1:]
+    maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
+    shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
     _run_pieces(
-        v, None, tiles, slab, pieces, None, shifts, maps, None, False, num_k, blocks, precision
+        v_THV, None, tiles, slab, pieces, None, shifts, maps, None, False, num_k, blocks, precision
     )
     return maps, shifts
 
@@ -296,7 +301,9 @@ def run_plan(
     precision: Precision,
 ) -> Tensor:
     """o [T, H, V] of all slabs; states as in run_scan."""
-    num_k, num_heads, v_THV = q_THK.shape[2], v_THV.shape[1], last_contiguous(v_THV)
+    num_k, num_heads = q_THK.shape[2], v_THV.shape[1]
+    q_THK, k_THK, v_THV = (last_contiguous(x) for x in (q_THK, k_THK, v_THV))
+    gates = gates._replace(gate_THK=last_contiguous(gates.gate_THK))
     o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
     most = max((slab.num_chunks for slab in plan.slabs), default=0)
     workspaces = [

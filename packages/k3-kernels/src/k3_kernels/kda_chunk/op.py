@@ -112,11 +112,11 @@ def kda_chunk(
 
     blocks = blocks or choose_blocks(num_k, num_v, precision)
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
+    num_sms = num_multiprocessors(device)
     if segment_chunks is None:
-        sms = num_multiprocessors(device)
-        segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, sms)
+        segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, num_sms)
     if num_slabs is None:
-        num_slabs = choose_slabs(lengths, blocks.chunk, num_heads, num_multiprocessors(device))
+        num_slabs = choose_slabs(lengths, blocks.chunk, num_heads, num_sms)
     plan = make_plan(lengths, blocks.chunk, segment_chunks, device, offsets, num_slabs)
     final = None
     if output_final_state or len(plan.slabs) > 1:

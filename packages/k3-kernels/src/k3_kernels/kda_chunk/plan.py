@@ -90,6 +90,7 @@ class _Chunk(NamedTuple):
     is_last: bool
 
 
+@lru_cache(maxsize=64)
 def choose_segments(
     lengths: tuple[int, ...], chunk: int, num_heads: int, num_blocks: int, num_sms: int
 ) -> int:

@@ -15,7 +15,7 @@ from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_maps, run_prep
 from k3_kernels.kda_chunk.op import check_bound, default_precision
 from k3_kernels.kda_chunk.plan import make_plan
 from k3_kernels.kda_segment import cpu as torch_segment
-from k3_kernels.launch import needs_grad
+from k3_kernels.launch import last_contiguous, needs_grad
 
 
 def kda_segment(
@@ -51,6 +51,7 @@ def kda_segment(
     (slab,) = make_plan(lengths, blocks.chunk, 0, k_THK.device).slabs
     num_heads = gate_THK.shape[1]
     tiles = make_tiles(k_THK.device, num_heads, num_k, slab.num_chunks, False, blocks, precision)
+    k_THK, v_THV, gate_THK = (last_contiguous(x) for x in (k_THK, v_THV, gate_THK))
     gates = Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound)
     run_prep(None, k_THK, gates, 1.0, slab, tiles, blocks, precision)
     return run_maps(v_THV, tiles, slab, slab.pieces, len(lengths), num_k, blocks, precision)
