@@ -57,7 +57,7 @@ def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexp
 
 @triton.jit
 def _load(pointer, offset, mask, IS_MASKED: tl.constexpr):
-    """A tile; channels beyond K are zero. Unmasked loads take a third of the instructions."""
+    """A tile; channels beyond K are zero. Without a mask nothing has to be merged in registers."""
     if IS_MASKED:
         return tl.load(pointer + offset, mask=mask, other=0.0)
     return tl.load(pointer + offset)
