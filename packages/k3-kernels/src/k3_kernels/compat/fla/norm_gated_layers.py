@@ -11,8 +11,38 @@ from k3_kernels.compat.fla import norm_gated
 from k3_kernels.compat.fla.norm_layers import Affine
 
 
-class FusedLayerNormGated(Affine):
+class _Gated(Affine):
+    """A norm times an activated gate."""
+
+    function: Any
+    activation: str
+
+    def forward(
+        self,
+        x: Tensor,
+        g: Tensor,
+        residual: Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Any:
+        """Normalise x + residual, then gate by g."""
+        return self.function(
+            x,
+            g,
+            self.weight,
+            self.bias,
+            self.activation,
+            residual,
+            prenorm,
+            residual_in_fp32,
+            self.eps,
+        )
+
+
+class FusedLayerNormGated(_Gated):
     """LayerNorm times an activated gate."""
+
+    function = staticmethod(norm_gated.layer_norm_gated)
 
     def __init__(
         self,
@@ -27,30 +57,11 @@ class FusedLayerNormGated(Affine):
         super().__init__(hidden_size, elementwise_affine, bias, eps, device, dtype)
         self.activation = norm_gated.check_activation(activation)
 
-    def forward(
-        self,
-        x: Tensor,
-        g: Tensor,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual, then gate by g."""
-        return norm_gated.layer_norm_gated(
-            x,
-            g,
-            self.weight,
-            self.bias,
-            self.activation,
-            residual,
-            prenorm,
-            residual_in_fp32,
-            self.eps,
-        )
 
-
-class FusedRMSNormGated(Affine):
+class FusedRMSNormGated(_Gated):
     """RMSNorm times an activated gate."""
+
+    function = staticmethod(norm_gated.rms_norm_gated)
 
     def __init__(
         self,
@@ -63,27 +74,6 @@ class FusedRMSNormGated(Affine):
     ) -> None:
         super().__init__(hidden_size, elementwise_affine, False, eps, device, dtype)
         self.activation = norm_gated.check_activation(activation)
-
-    def forward(
-        self,
-        x: Tensor,
-        g: Tensor,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual, then gate by g."""
-        return norm_gated.rms_norm_gated(
-            x,
-            g,
-            self.weight,
-            self.bias,
-            self.activation,
-            residual,
-            prenorm,
-            residual_in_fp32,
-            self.eps,
-        )
 
 
 class _SwishGateLinear(Affine):

@@ -15,6 +15,8 @@ class Affine(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    is_rms_norm = False
+    num_groups = 1
 
     def __init__(
         self,
@@ -47,36 +49,38 @@ class Affine(nn.Module):
         return f"{self.hidden_size}, eps={self.eps}"
 
 
-class LayerNorm(Affine):
+class _Norm(Affine):
+    """`norm.group_norm` on the parameters."""
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Any:
+        """Normalise x + residual."""
+        return norm.group_norm(
+            x,
+            self.weight,
+            self.bias,
+            residual,
+            self.eps,
+            prenorm,
+            residual_in_fp32,
+            self.is_rms_norm,
+            self.num_groups,
+        )
+
+
+class LayerNorm(_Norm):
     """`norm.layer_norm`."""
 
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual."""
-        return norm.layer_norm(
-            x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32
-        )
 
-
-class RMSNorm(Affine):
+class RMSNorm(_Norm):
     """`norm.rms_norm`."""
 
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual."""
-        return norm.rms_norm(
-            x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32
-        )
+    is_rms_norm = True
 
 
 class _Grouped(Affine):
@@ -104,28 +108,8 @@ class _Grouped(Affine):
         return f"{self.num_groups}, {super().extra_repr()}, is_rms_norm={self.is_rms_norm}"
 
 
-class GroupNorm(_Grouped):
+class GroupNorm(_Grouped, _Norm):
     """`norm.group_norm`."""
-
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual."""
-        return norm.group_norm(
-            x,
-            self.weight,
-            self.bias,
-            residual,
-            self.eps,
-            prenorm,
-            residual_in_fp32,
-            self.is_rms_norm,
-            self.num_groups,
-        )
 
 
 class GroupNormRef(GroupNorm):
@@ -149,10 +133,8 @@ class GroupNormRef(GroupNorm):
         return (y.to(x.dtype), total.to(x.dtype)) if prenorm else y.to(x.dtype)
 
 
-class LayerNormLinear(Affine):
-    """`norm.layer_norm_linear`; the linear weight is an argument."""
-
-    is_rms_norm = False
+class _NormLinear(Affine):
+    """`norm.group_norm_linear` on the parameters; the linear weight is an argument."""
 
     def forward(
         self,
@@ -164,40 +146,7 @@ class LayerNormLinear(Affine):
         residual_in_fp32: bool = False,
     ) -> Any:
         """Normalise x + residual, then `weight` and `bias`."""
-        return norm.layer_norm_linear(
-            x,
-            self.weight,
-            self.bias,
-            weight,
-            bias,
-            residual,
-            self.eps,
-            prenorm,
-            residual_in_fp32,
-            self.is_rms_norm,
-        )
-
-
-class RMSNormLinear(LayerNormLinear):
-    """`norm.rms_norm_linear`."""
-
-    is_rms_norm = True
-
-
-class GroupNormLinear(_Grouped):
-    """`norm.group_norm_linear`."""
-
-    def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Any:
-        """Normalise x + residual, then `weight` and `bias`."""
-        return norm.layer_norm_linear(
+        return norm.group_norm_linear(
             x,
             self.weight,
             self.bias,
@@ -210,3 +159,17 @@ class GroupNormLinear(_Grouped):
             self.is_rms_norm,
             self.num_groups,
         )
+
+
+class LayerNormLinear(_NormLinear):
+    """`norm.layer_norm_linear`."""
+
+
+class RMSNormLinear(_NormLinear):
+    """`norm.rms_norm_linear`."""
+
+    is_rms_norm = True
+
+
+class GroupNormLinear(_Grouped, _NormLinear):
+    """`norm.group_norm_linear`."""
