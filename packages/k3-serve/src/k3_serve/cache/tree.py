@@ -126,20 +126,17 @@ class PageTree:
             if other is not node and other.keys[-1] == key
         ]
 
-    def remove(self, node: PageNode) -> list[bytes]:
-        """Unregister a page without children; returns the keys that nobody holds any more."""
+    def remove(self, node: PageNode) -> None:
+        """Unregister a page without children."""
         assert not node.children, "children hold longer prefixes and go first"
         del self._nodes[node.page]
         if node.parent is not None:
             node.parent.children.discard(node)
-        lost = []
         for key in node.keys:
             holders = self._holders[key]
             holders.remove(node)
             if not holders:
                 del self._holders[key]
-                lost.append(key)
-        return lost
 
     def subtree(self, node: PageNode) -> list[PageNode]:
         """`node` and everything below it, shorter prefixes first."""
