@@ -29,11 +29,19 @@ def delta_step(
 
     q and k are normalised, g is the log decay, beta is in (0, 1). Returns the state and o [H, V].
     """
+    state_HVK, o_HV, _ = recorded_step(state_HVK, q_HK, k_HK, v_HV, g_HK, beta_H)
+    return state_HVK, o_HV
+
+
+def recorded_step(
+    state_HVK: Tensor, q_HK: Tensor, k_HK: Tensor, v_HV: Tensor, g_HK: Tensor, beta_H: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`delta_step` that returns the write u = beta (v - k^T S) [H, V] too."""
     state_HVK = state_HVK * g_HK.exp().unsqueeze(-2)
     error_HV = v_HV - (state_HVK * k_HK.unsqueeze(-2)).sum(-1)
     write_HV = beta_H.unsqueeze(-1) * error_HV
     state_HVK = state_HVK + write_HV.unsqueeze(-1) * k_HK.unsqueeze(-2)
-    return state_HVK, (state_HVK * q_HK.unsqueeze(-2)).sum(-1)
+    return state_HVK, (state_HVK * q_HK.unsqueeze(-2)).sum(-1), write_HV
 
 
 def kda_chunk(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
+from k3_core.ops.kda_chunk.reference import recorded_step
 from k3_core.ops.kda_step.inputs import check_step
 from k3_core.ops.math import math_dtype
 
@@ -48,17 +49,17 @@ def kda_step(
         q, k, v, gate, beta = ((x if is_full else x[rows_R]).to(dtype) for x in args[:5])
         q = l2_normalize(q) * (num_k**-0.5 if scale is None else scale)
         k = l2_normalize(k)
-        decay = log_decay(gate, A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound).exp()
+        g = log_decay(gate, A_log_H.to(dtype), dt_bias_HK.to(dtype), lower_bound)
         beta = torch.sigmoid(beta)
         limits_R = torch.tensor([commits[r] for r in rows], device=q.device).view(-1, 1, 1, 1)
         state_RHVK = committed_RHVK = state_SHVK.index_select(0, slots_R)
         outputs, writes = [], []
         for w in range(num_tokens):
-            state_RHVK = state_RHVK * decay[:, w].unsqueeze(-2)
-            error_RHV = v[:, w] - (state_RHVK * k[:, w].unsqueeze(-2)).sum(-1)
-            writes.append(beta[:, w].unsqueeze(-1) * error_RHV)
-            state_RHVK = state_RHVK + writes[w].unsqueeze(-1) * k[:, w].unsqueeze(-2)
-            outputs.append((state_RHVK * q[:, w].unsqueeze(-2)).sum(-1))
+            state_RHVK, o_RHV, write_RHV = recorded_step(
+                state_RHVK, q[:, w], k[:, w], v[:, w], g[:, w], beta[:, w]
+            )
+            outputs.append(o_RHV)
+            writes.append(write_RHV)
             committed_RHVK = torch.where(limits_R > w, state_RHVK, committed_RHVK)
     if writes_BWHV is None:
         state_SHVK.index_copy_(0, slots_R, committed_RHVK)
