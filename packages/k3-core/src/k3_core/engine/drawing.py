@@ -22,13 +22,16 @@ class Drawn(NamedTuple):
 
 
 def draw(sequences: list[Sequence], logits_BV: torch.Tensor, version: int) -> Drawn:
-    """Draws and emits one token a sequence.
+    """Draws and emits one token a sequence; one that asked for no token ends.
 
     A sequence with unsound logits, or whose constraint, parser or tokenizer fails, ends with an
     error, and no other does.
     """
     ready, rows, masks = [], [], []
     for row, sequence in enumerate(sequences):
+        if sequence.max_tokens == 0:
+            sequence.end("length", version)
+            continue
         try:
             masks.append(sequence.allowed_mask(logits_BV.shape[-1]))
         except Exception as error:

@@ -118,10 +118,7 @@ class SimpleEngine(ThreadedEngine):
             return
         sequence.end_prefill()
         self._num_prompt_tokens += total
-        if sequence.max_tokens == 0:
-            sequence.end("length", self._version)
-        else:
-            self._draw(sequences, logits_RV[-1:])
+        self._draw(sequences, logits_RV[-1:])
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """One token for each sequence, in one packed forward."""

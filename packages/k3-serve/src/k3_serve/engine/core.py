@@ -297,17 +297,8 @@ class ContinuousEngine(ThreadedEngine):
                 self._release(self._by_state[state])
 
     def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
-        """One token for each sequence, but for those that asked for none."""
-        asking = [row for row, s in enumerate(sequences) if s.max_tokens > 0]
-        for sequence in sequences:
-            if sequence.max_tokens == 0:
-                sequence.end("length", self._version)
-        if not asking:
-            return
-        if len(asking) < len(sequences):
-            logits_BV = logits_BV[torch.tensor(asking, device=logits_BV.device)]
-        ready = [sequences[row] for row in asking]
-        drawn = draw(ready, logits_BV, self._version)
+        """One token for each sequence."""
+        drawn = draw(sequences, logits_BV, self._version)
         self._num_generated_tokens += drawn.num_tokens
         if drawn.num_unsound:
             self._observer.count("k3_nan_rows_total", drawn.num_unsound)
