@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from k3_core.ops.kda_chunk.inputs import repeat_heads
 from k3_core.ops.math import math_dtype
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.compat.fla.choose import op_for
@@ -163,13 +164,9 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """o `[L, G, V]` and the final states `[N, G, V, K]`."""
     if flags.is_raw:
-        q_LGK, k_LGK = (by_value_head(x, packed) for x in packed[:2])
-        parameters = gate_parameters(packed.g_LGK, A_log, dt_bias)
-        o_LGV, final_NGVK = op_for("kda_chunk", q_LGK)(
-            q_LGK,
-            k_LGK,
-            *packed[2:],
-            *parameters,
+        o_LGV, final_NGVK = op_for("kda_chunk", packed.q_LHK)(
+            *packed,
+            *gate_parameters(packed.g_LGK, A_log, dt_bias),
             lower_bound=flags.lower_bound,
             scale=flags.scale,
             cu_seqlens_N1=sequences.cu_seqlens_N1,
@@ -199,10 +196,5 @@ def activate(
         g = fused_kda_gate(g, A_log, dt_bias, flags.lower_bound, output_dtype=dtype)
     if flags.has_sigmoid:
         beta = torch.sigmoid(beta.to(dtype)) * (2 if flags.has_neg_eigval else 1)
-    return by_value_head(q, packed), by_value_head(k, packed), v, g, beta
-
-
-def by_value_head(x_LHK: Tensor, packed: Packed) -> Tensor:
-    """One copy of a key head for each of its value heads."""
-    repeats = packed.v_LGV.shape[1] // x_LHK.shape[1]
-    return x_LHK if repeats == 1 else x_LHK.repeat_interleave(repeats, dim=1)
+    num_heads = v.shape[1]
+    return repeat_heads(q, num_heads), repeat_heads(k, num_heads), v, g, beta

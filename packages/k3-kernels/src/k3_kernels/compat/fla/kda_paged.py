@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from k3_core.ops.kda_chunk.inputs import repeat_heads
 from k3_core.ops.kda_chunk.reference import delta_step
 from k3_core.ops.math import math_dtype
 from k3_kernels.compat.fla import kda_inputs as inputs
@@ -65,10 +66,8 @@ def _decode(
     flags: inputs.Flags,
     paged: PagedStates,
 ) -> Tensor:
-    q_N1GK, k_N1GK, v_N1GV, g_N1GK, beta_N1G = rows
-    repeats = v_N1GV.shape[2] // q_N1GK.shape[2]
-    if repeats > 1:
-        q_N1GK, k_N1GK = (x.repeat_interleave(repeats, dim=2) for x in (q_N1GK, k_N1GK))
+    q_N1HK, k_N1HK, v_N1GV, g_N1GK, beta_N1G = rows
+    q_N1GK, k_N1GK = (repeat_heads(x, v_N1GV.shape[2]) for x in (q_N1HK, k_N1HK))
     slots_N = paged.slots if paged.slots.dim() == 1 else paged.slots[:, 0]
     o_N1GV: Tensor = op_for("kda_step", q_N1GK)(
         q_N1GK,

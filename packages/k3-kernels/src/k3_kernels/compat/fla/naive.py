@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.ops.kda_chunk.inputs import repeat_heads
 from k3_core.ops.kda_chunk.reference import delta_step
 from k3_core.ops.math import math_dtype
 from k3_kernels.compat.fla.kda import chunk_kda
@@ -27,9 +28,8 @@ def naive_recurrent_kda(
 
     An initial state `[H, K, V]` is that of every row.
     """
-    repeats = v.shape[2] // q.shape[2]
     dtype = math_dtype(q)
-    q, k = (x.to(dtype).repeat_interleave(repeats, dim=2) for x in (q, k))
+    q, k = (repeat_heads(x.to(dtype), v.shape[2]) for x in (q, k))
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     state_BGVK = q.new_zeros(q.shape[0], q.shape[2], v.shape[-1], q.shape[-1])
     if initial_state is not None:
