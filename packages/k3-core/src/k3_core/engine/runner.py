@@ -34,13 +34,8 @@ class Runner:
 
     def embed(self, sequence: Sequence) -> None:
         """Replaces the ids of a sequence with images by rows of features, for its prefill."""
-        if sequence.request.images is None:
-            return
-        pixels, grid_thws = sequence.request.images
-        ids_T = torch.tensor(sequence.ids, device=self._device)
-        sequence.embeds_TD = self._model.embed_prompt(
-            ids_T, pixels.to(self._device), grid_thws.to(self._device)
-        )
+        if sequence.request.images is not None:
+            embed_images(self._model, sequence, sequence.request.images, self._device)
 
     def reset(self, sequence: Sequence) -> None:
         """Empties the sequence's slot."""
@@ -85,6 +80,15 @@ def rows_of_images(config: K3Config, images: Images | None) -> list[int]:
         raise ValueError("the request has images, but this model has no vision tower")
     height, width = config.vision.merge_kernel_size
     return [(h // height) * (w // width) for _, h, w in images.grid_thws.tolist()]
+
+
+def embed_images(
+    model: K3ForConditionalGeneration, sequence: Sequence, images: Images, device: torch.device
+) -> None:
+    """Gives a sequence with images its rows of features."""
+    pixels, grid_thws = images
+    ids_T = torch.tensor(sequence.ids, device=device)
+    sequence.embeds_TD = model.embed_prompt(ids_T, pixels.to(device), grid_thws.to(device))
 
 
 def copy_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

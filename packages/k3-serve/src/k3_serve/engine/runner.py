@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from k3_core.engine.runner import copy_weights
+from k3_core.engine.runner import copy_weights, embed_images
 from k3_core.engine.sequence import Sequence
 from k3_core.model.batch import SequenceBatch
 from k3_serve.cache.arena import Arena, ArenaLayout
@@ -147,13 +147,8 @@ class PagedRunner:
         images = sequence.request.images
         if images is None or one.start >= one.request.images_end or sequence.embeds_TD is not None:
             return
-        device = self.model.device
         try:
-            sequence.embeds_TD = self.model.embed_prompt(
-                torch.tensor(sequence.ids, device=device),
-                images.pixel_values.to(device),
-                images.grid_thws.to(device),
-            )
+            embed_images(self.model, sequence, images, self.model.device)
         except Exception as error:
             raise RequestFault(one.request) from error
 
