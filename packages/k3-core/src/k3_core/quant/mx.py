@@ -67,8 +67,11 @@ class MXTensor:
         """Bytes of codes and scales together: 0.53125 a weight."""
         return self.packed.numel() + self.scale.numel()
 
-    def __getitem__(self, index: int | slice) -> MXTensor:
-        """A view along the first dimension, which must not be the column dimension."""
+    def __getitem__(self, index: int | slice | Tensor) -> MXTensor:
+        """A view along the first dimension, which must not be the column dimension.
+
+        A tensor of indices gives a copy.
+        """
         return MXTensor(self.packed[index], self.scale[index])
 
     def to(self, device: torch.device | str) -> MXTensor:

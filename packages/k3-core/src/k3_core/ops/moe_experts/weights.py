@@ -26,4 +26,4 @@ def expert_weights(
     step = max(1, NUM_DECODED // math.prod(stack.shape[1:]))
     for first in range(0, len(experts), step):
         index = torch.tensor(experts[first : first + step], device=stack.device)
-        yield from MXTensor(stack.packed[index], stack.scale[index]).dequantize(dtype)
+        yield from stack[index].dequantize(dtype)
