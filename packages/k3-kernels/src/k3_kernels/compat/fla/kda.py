@@ -170,7 +170,7 @@ def fused_recurrent_kda_fwd(
     is_v_first = inputs.v_first(state_v_first, rest)
     flags = inputs.Flags(
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        lower_bound=lower_bound if use_gate_in_kernel else None,
+        lower_bound=lower_bound,
         has_l2norm=use_qk_l2norm_in_kernel,
         has_gate=use_gate_in_kernel,
         has_sigmoid=use_beta_sigmoid_in_kernel,
