@@ -67,6 +67,14 @@ def test_chunk_kda(on_triton):
     assert on_triton(run, *heads(2, 35), randn(2, 4, 16, 16, seed=8)) == ["kda_chunk"]
 
 
+def test_chunk_kda_gives_the_states_between_chunks(on_triton):
+    def run(q, k, v, g, beta, A_log, dt_bias, state):
+        named = {"A_log": A_log, "dt_bias": dt_bias, "return_intermediate_states": True}
+        return chunk_kda(q, k, v, g, beta, None, state, True, **RAW, **named, chunk_size=32)
+
+    assert on_triton(run, *heads(2, 70), randn(2, 4, 16, 16, seed=8)) == ["kda_chunk"]
+
+
 def test_decode_on_a_pool(on_triton, device):
     slots = torch.tensor([2, -1, 0], device=device)
 

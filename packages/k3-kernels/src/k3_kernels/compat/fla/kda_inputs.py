@@ -1,12 +1,13 @@
 """fla's KDA arguments turned into those of K3's ops: packing, heads, activations, state layout.
 
 Legend: B batch rows, T tokens, H key heads, G value heads (a multiple of H), K key, V value
-channels, N sequences, L packed tokens.
+channels, N sequences, L packed tokens, E checkpoints.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from k3_kernels.compat.fla.gate import fused_kda_gate, gate_parameters
 from k3_kernels.compat.fla.l2norm import l2norm
 from k3_kernels.kda_chunk.config import LOWEST_BOUND
 from k3_kernels.kda_chunk.cpu import kda_chunk_activated
+from k3_kernels.kda_chunk.cpu_checkpoints import run_with_checkpoints
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,10 @@ def run(
     flags: Flags,
     sequences: Sequences,
     state_NGVK: Tensor,
+    offsets: tuple[tuple[int, ...], ...] | None = None,
+    checkpoints_EGVK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o `[L, G, V]` and the final states `[N, G, V, K]`."""
+    """o `[L, G, V]` and the final states `[N, G, V, K]`; checkpoints as op kda_chunk's."""
     if flags.is_raw:
         o_LGV, final_NGVK = op_for("kda_chunk", packed.q_LHK)(
             *packed,
@@ -173,14 +177,29 @@ def run(
             seqlens=sequences.seqlens,
             initial_state_NHVK=state_NGVK,
             output_final_state=True,
+            checkpoint_offsets=offsets,
+            checkpoints_EHVK=checkpoints_EGVK,
         )
         return o_LGV, final_NGVK
-    return kda_chunk_activated(
-        *activate(packed, A_log, dt_bias, flags),
-        lower_bound=flags.lower_bound if flags.has_gate else None,
-        scale=flags.scale,
-        seqlens=sequences.seqlens,
-        initial_state_NHVK=state_NGVK,
+    inputs = activate(packed, A_log, dt_bias, flags)
+
+    def run_activated(
+        tensors: Sequence[Tensor], lengths: Sequence[int], state: Tensor
+    ) -> list[Tensor]:
+        results = kda_chunk_activated(
+            *tensors,
+            lower_bound=flags.lower_bound if flags.has_gate else None,
+            scale=flags.scale,
+            seqlens=tuple(lengths),
+            initial_state_NHVK=state,
+        )
+        return list(results)
+
+    if offsets is None or checkpoints_EGVK is None:
+        o_LGV, final_NGVK = run_activated(inputs, sequences.seqlens, state_NGVK)
+        return o_LGV, final_NGVK
+    return run_with_checkpoints(
+        run_activated, inputs, sequences.seqlens, state_NGVK, offsets, checkpoints_EGVK
     )
 
 
