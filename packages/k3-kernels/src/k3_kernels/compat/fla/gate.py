@@ -39,12 +39,12 @@ def fused_kda_gate(
     if A_log is None and lower_bound is None:
         raise ValueError("A_log is None, which needs a lower_bound; pass one, for example -5.0")
     A_log_H, dt_bias_HK = gate_parameters(g, A_log, dt_bias)
-    z = g.to(math_dtype(g)) + dt_bias_HK
-    rate_H1 = A_log_H.exp().unsqueeze(-1)
+    exact = g.to(math_dtype(g))
     if lower_bound is None:
-        return (-rate_H1 * F.softplus(z)).to(output_dtype)
+        return log_decay(exact, A_log_H, dt_bias_HK, None).to(output_dtype)
     # Not sigmoid(x): its gradient s (1 - s) is rounded away where the gate saturates.
-    return (lower_bound * F.logsigmoid(rate_H1 * z).exp()).to(output_dtype)
+    z = A_log_H.exp().unsqueeze(-1) * (exact + dt_bias_HK)
+    return (lower_bound * F.logsigmoid(z).exp()).to(output_dtype)
 
 
 def naive_kda_gate(
