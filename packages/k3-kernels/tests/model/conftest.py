@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from k3_core import K3ForConditionalGeneration
-from k3_core.plugins import Impl, Request, list_impls, resolve
-from k3_core.plugins.filters import device_capability, reason_against
+from k3_core.plugins import Impl, resolve
 from k3_core.plugins.overrides import env_variable
+from k3_kernels.bench.run import runnable
 
 MODEL_OPS = (
     "short_conv",
@@ -44,20 +44,7 @@ class Choice:
 
 def _impls(device: str, dtype: torch.dtype) -> list[Impl]:
     """What can run, of every op of the model."""
-    capability = device_capability(device)
-    name = str(dtype).removeprefix("torch.")
-
-    def request(op: str) -> Request:
-        return Request(
-            kind="kernel", implements=op, device=device, dtype=name, capability=capability
-        )
-
-    return [
-        impl
-        for op in MODEL_OPS
-        for impl in list_impls("kernel", op)
-        if not reason_against(impl, request(op))
-    ]
+    return [impl for op in MODEL_OPS for impl in runnable(op, device, dtype)]
 
 
 def _variants(device: str, dtype: torch.dtype) -> list[Choice]:
