@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from k3_core.errors import K3Error
-from k3_serve.api.errors import error_body
+from k3_serve.api.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health"})
 MIN_KEY_LENGTH = 16
@@ -115,8 +115,7 @@ class RequireKey:
 def _refusal(is_missing: bool) -> JSONResponse:
     problem = "no API key was given" if is_missing else "the API key is not known"
     message = f"{problem}; send `Authorization: Bearer KEY`"
-    body = error_body(401, message, code="invalid_api_key")
-    response = JSONResponse(body, 401)
+    response = ApiError(401, message, code="invalid_api_key").response
     response.headers.append("WWW-Authenticate", "Bearer")
     response.headers.append("WWW-Authenticate", 'Basic realm="k3", charset="UTF-8"')
     return response

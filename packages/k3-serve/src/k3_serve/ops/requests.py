@@ -6,22 +6,13 @@ import asyncio
 import logging
 from collections import Counter
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from k3_serve.api.errors import error_body
+from k3_serve.api.errors import ApiError
 from k3_serve.limits import Limits, is_nested_deeper
 from k3_serve.ops.auth import tenant_of
 
 logger = logging.getLogger("k3_serve")
-
-
-class Refused(Exception):
-    """A request that is answered with an error and read no further."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.response = JSONResponse(error_body(status, message, code=code), status)
 
 
 class RequestLimit:
@@ -45,7 +36,7 @@ class RequestLimit:
             if body is None:
                 return  # the client went away
             _check_json(body, self._limits)
-        except Refused as refused:
+        except ApiError as refused:
             await refused.response(scope, receive, send)
             return
         is_read = False
@@ -76,14 +67,14 @@ class RequestLimit:
                         return b"".join(pieces)
         except TimeoutError as error:
             seconds = self._limits.body_seconds
-            raise Refused(408, f"the body did not arrive within {seconds:g} s") from error
+            raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
 
 
 def _check_headers(scope: Scope, limits: Limits) -> None:
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     num_bytes += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if num_bytes > limits.max_header_bytes:
-        raise Refused(
+        raise ApiError(
             431, f"{num_bytes} bytes of address and headers; at most {limits.max_header_bytes}"
         )
     declared = dict(scope["headers"]).get(b"content-length", b"0")
@@ -91,18 +82,18 @@ def _check_headers(scope: Scope, limits: Limits) -> None:
         raise _too_long(limits.max_body_bytes)
 
 
-def _too_long(max_bytes: int) -> Refused:
-    return Refused(413, f"the body is longer than {max_bytes} bytes; send a smaller request")
+def _too_long(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {max_bytes} bytes; send a smaller request")
 
 
 def _check_json(body: bytes, limits: Limits) -> None:
     # JSON in UTF-16 or UTF-32 has a zero among its first four bytes. The nesting could not be
     # counted there, and interchanged JSON is UTF-8 (RFC 8259, 8.1).
     if b"\0" in body[:4]:
-        raise Refused(400, "the body is not valid JSON: it must be UTF-8", "json_invalid")
+        raise ApiError(400, "the body is not valid JSON: it must be UTF-8", code="json_invalid")
     if is_nested_deeper(body, limits.max_depth):
-        raise Refused(
-            400, f"the body is nested too deeply; at most {limits.max_depth} levels", "nesting"
+        raise ApiError(
+            400, f"the body is nested too deeply; at most {limits.max_depth} levels", code="nesting"
         )
 
 
@@ -126,9 +117,9 @@ class Concurrency:
             message = (
                 f"{self._max_requests} requests of this key are running; wait until one has ended"
             )
-            response = JSONResponse(error_body(429, message, code="rate_limit_exceeded"), 429)
-            response.headers["Retry-After"] = "1"
-            await response(scope, receive, send)
+            wait = {"Retry-After": "1"}
+            refused = ApiError(429, message, code="rate_limit_exceeded", headers=wait)
+            await refused.response(scope, receive, send)
             return
         self._running[tenant] += 1
         try:

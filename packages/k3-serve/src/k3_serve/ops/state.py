@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from k3_core.engine import Engine
-from k3_serve.api.errors import error_body
+from k3_serve.api.errors import ApiError
 
 MESSAGES = {
     "draining": "the server is about to end; ask another one",
@@ -47,6 +46,5 @@ class ReadyGate:
         if not is_work or (name := self._state.name) not in MESSAGES:
             await self._app(scope, receive, send)
             return
-        response = JSONResponse(error_body(503, MESSAGES[name], code=name), 503)
-        response.headers["Retry-After"] = "1"
-        await response(scope, receive, send)
+        refused = ApiError(503, MESSAGES[name], code=name, headers={"Retry-After": "1"})
+        await refused.response(scope, receive, send)
