@@ -16,6 +16,7 @@ from k3_core.checkpoint.source import resolve_source
 from k3_core.engine import Engine
 from k3_core.errors import K3Error
 from k3_core.ops import OpSet
+from k3_serve.cli import model_name
 from k3_serve.ops.admin import create_admin
 from k3_serve.ops.auth import ADMIN_KEYS, API_KEYS, KeyRing
 from k3_serve.ops.metrics import Metrics
@@ -40,8 +41,8 @@ class ModelChoice:
 
     @property
     def name(self) -> str:
-        """The name that clients use: the last part of a path, or the bundled name."""
-        return self.model.rstrip("/").rsplit("/", 1)[-1] or self.model
+        """The name that clients use."""
+        return model_name(self.model)
 
 
 @dataclass(frozen=True)
