@@ -121,8 +121,7 @@ class ResponseEvents:
         return event
 
     def _snapshot(self) -> Item:
-        copy: Item = json.loads(json.dumps(self._response))
-        return copy
+        return _copy(self._response)
 
     def _delta(self, delta: Item) -> Iterator[Item]:
         if text := delta.get("reasoning_content"):
