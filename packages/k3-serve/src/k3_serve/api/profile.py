@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from k3_serve.api.errors import bad_request
+from k3_serve.api.sampling import stop_strings
 from k3_serve.api.schemas import SamplingFields
 
 PROFILES = ("open", "kimi")
@@ -31,7 +32,7 @@ def check_profile(body: SamplingFields, profile: str) -> None:
         given: Any = getattr(body, name)
         if given is not None and given != value:
             raise bad_request(f"{name} is {given}; this model has it fixed at {value}", name)
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    stops = stop_strings(body)
     if len(stops) > MAX_STOPS:
         raise bad_request(f"{len(stops)} stop strings; at most {MAX_STOPS}", "stop")
     for index, stop in enumerate(stops):
