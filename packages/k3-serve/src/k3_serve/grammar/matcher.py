@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from k3_serve.api.usage import spelling
 from k3_serve.grammar.lark import GrammarError
 
 if TYPE_CHECKING:
@@ -115,14 +116,7 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         self.eos_token_id = tokenizer.end_of_msg_id
         self.special_token_ids = sorted(tokenizer.special_ids.values())
-        self.tokens = [_bytes(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
+        self.tokens = [spelling(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
-
-
-def _bytes(tokenizer: K3Tokenizer, token_id: int) -> bytes:
-    try:
-        return tokenizer.token_bytes(token_id)
-    except ValueError:
-        return b""
