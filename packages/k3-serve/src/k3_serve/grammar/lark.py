@@ -27,16 +27,18 @@ class GrammarError(ValueError):
 
 
 class Lark:
-    """Collects rules; equal bodies share a name."""
+    """Collects rules; equal bodies share a name.
 
-    def __init__(self, tokenizer: K3Tokenizer, is_lenient: bool = False) -> None:
-        """`is_lenient` ignores the keywords and formats of schemas that cannot be enforced."""
+    While `is_lenient` is set, keywords and formats of schemas that cannot be enforced are ignored.
+    """
+
+    def __init__(self, tokenizer: K3Tokenizer) -> None:
         self._open = f"<[{tokenizer.open_id}]>"
         self._close = f"<[{tokenizer.close_id}]>"
         self._sep = f"<[{tokenizer.sep_id}]>"
         self._names: dict[str, str] = {}
         self._num_chars = 0
-        self.is_lenient = is_lenient
+        self.is_lenient = False
         self.text = self.terminal("/(?s:.*)/")
 
     def rule(self, body: str) -> str:
