@@ -110,9 +110,9 @@ def _extend(turn: Item, kind: str, item: Item, where: str) -> None:
 
 
 def _texts(parts: Any, where: str) -> list[str]:
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    if not isinstance(parts, list) or len(texts) < len(parts):
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise bad_request(f"{where} is not a list of parts", where)
+    texts = [part.get("text") for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise bad_request(f"{where} has a part without text", where)
     return texts  # type: ignore[return-value]
