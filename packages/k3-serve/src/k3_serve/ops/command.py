@@ -21,7 +21,7 @@ from k3_serve.ops.admin import create_admin
 from k3_serve.ops.auth import ADMIN_KEYS, API_KEYS, KeyRing
 from k3_serve.ops.metrics import Metrics
 from k3_serve.ops.run import Tls, bind, bind_unix, run
-from k3_serve.ops.startup import check_memory, dtype_name, explain
+from k3_serve.ops.startup import check_memory, explain
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
 
@@ -109,9 +109,8 @@ class Server:
             if self.admin is not None:
                 admin = stack.enter_context(self.admin.listening())
             metrics = Metrics(model.name, has_vllm_names=self.settings.has_vllm_names)
-            app, engine = self._load(stack, metrics)
-            dtype = dtype_name(folder, model.dtype)
-            for line in (*explain(OpSet.resolve(model.device, dtype).resolutions), memory):
+            app, engine, ops = self._load(stack, metrics)
+            for line in (*explain(ops.resolutions), memory):
                 say(line)
             state: ServerState = app.state.server
             plane = None
@@ -123,7 +122,7 @@ class Server:
             say(self._banner(engine, *listener.getsockname()[:2]))
             run(app, listener, self.settings, tls=self.tls, admin=plane)
 
-    def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, Engine]:
+    def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, Engine, OpSet]:
         import torch
 
         from k3_core.engine.load import load_model
@@ -138,7 +137,8 @@ class Server:
         )
         engine = ContinuousEngine(loaded, tokenizer, max_batch=model.max_batch, observer=metrics)
         stack.enter_context(engine)
-        return create_app(engine, tokenizer, model.name, self.settings, metrics), engine
+        app = create_app(engine, tokenizer, model.name, self.settings, metrics)
+        return app, engine, loaded.ops
 
     def _banner(self, engine: Engine, host: str, port: int) -> str:
         model, keys = self.model, len(self.settings.keys)
