@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
+from k3_serve.cache.records import Match
 from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, prompt_rooms
 from k3_serve.engine.draft import Draft
 from k3_serve.engine.plan import Save, StepPlan
@@ -49,7 +50,6 @@ class Scheduler:
         self.index, self.token_budget = index, token_budget
         self.num_preemptions = 0
         self._unit, self._page_tokens = index.unit, index.page_tokens
-        self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
@@ -222,14 +222,12 @@ class Scheduler:
         first = self._starving
         if first not in (None, request) and first.priority >= request.priority and not is_urgent:
             return False
-        while not self._has_room(request, is_urgent):
+        while (match := self._find_room(request, is_urgent)) is None:
             worst = max(self._running, key=lambda r: r.rank, default=None)
             if worst is None or worst.priority >= request.priority:
                 request.num_refusals += 1
                 return False
             self._preempt_in(draft, worst)
-        limit = len(request.rows) - 1 if request.can_hit else 0
-        match = self.index.lookup(request.unit_keys(self._unit), limit)
         self.index.claim(match)
         request.pages = list(match.pages)
         request.num_computed = match.num_tokens
@@ -251,27 +249,29 @@ class Scheduler:
             request.pages[-1] = page
         return True
 
-    def _has_room(self, request: RequestState, is_urgent: bool) -> bool:
-        """Whether a slot is free and the pages suffice for all rows and the next token.
+    def _find_room(self, request: RequestState, is_urgent: bool) -> Match | None:
+        """What the index has of a request; None when no slot is free, or when the pages do not
+        suffice for all rows and the next token.
 
         Others that run get a page each in reserve, so that the newcomer is not sent away again
         by their next tokens.
         """
         if not self._free_slots:
-            return False
-        if is_urgent or not self._running:
-            return True
+            return None
+        is_alone = is_urgent or not self._running
         held = sum(r.request_class == request.request_class for r in self._running)
-        if held >= self._max_slots[request.request_class]:
-            return False
-        keys, limit = request.unit_keys(self._unit), len(request.rows) - 1
-        match = self.index.lookup(keys, limit if request.can_hit else 0)
+        if not is_alone and held >= self._max_slots[request.request_class]:
+            return None
+        limit = len(request.rows) - 1 if request.can_hit else 0
+        match = self.index.lookup(request.unit_keys(self._unit), limit)
+        if is_alone:
+            return match
         pinned = list(match.pages) + list(match.checkpoint.extent if match.checkpoint else ())
         pool = self.index.pool
         available = pool.num_free + pool.num_cached - sum(pool.is_cached(p) for p in pinned)
         own = self._num_pages(len(request.rows) + 1) - len(match.pages)
         promised = sum(self._num_pages(len(r.rows) + 1) - len(r.pages) + 1 for r in self._running)
-        return available >= own + 1 + max(promised, 0)
+        return match if available >= own + 1 + max(promised, 0) else None
 
     def _want_checkpoints(self, request: RequestState, junction: int | None) -> None:
         last = (len(request.rows) - 1) // self._unit * self._unit
