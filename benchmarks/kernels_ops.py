@@ -6,7 +6,8 @@
     TRITON_INTERPRET=1 python benchmarks/kernels_ops.py --device cpu    does it all run? no times
 
 Times are medians in microseconds: `event` of single calls between two CUDA events, `graph` of graph
-replay over all copies of the inputs, so that small ones do not stay in the second-level cache.
+replay over all copies of the inputs, so that small ones do not stay in the second-level cache,
+`peer` and `beside` of the peer's calls and ours in turn.
 `floor` is the larger of bytes at this run's copy rate and FLOP at this run's bfloat16 matrix rate;
 `public` the best figure of h200 runs on record (2026-11-30), `target` the most that is wanted.
 `error` is the norm of the difference over that of a float64 (or the peer's) result on some rows.
@@ -35,6 +36,7 @@ class Result:
     event_us: float | None = None
     graph_us: float | None = None
     peer_us: float | None = None
+    beside_us: float | None = None
     peer: str = ""
     floor_us: float | None = None
     public_us: float | None = None
@@ -63,12 +65,13 @@ def measure(row: Row, case: Case, rates: tuple[float, float], config: str) -> Re
 
 
 def measure_peer(case: Case, result: Result) -> None:
-    """The torch peer, in the same process and right after."""
+    """The torch peer and ours in turn (`beside`), in the same process."""
     if case.peer is None:
         return
     result.peer = case.peer_name
     try:
-        result.peer_us = timing.event_us(case.peer, REPEATS // 5)
+        in_turn = timing.in_turn_us([case.peer, case.calls[0]], REPEATS // 5)
+        result.peer_us, result.beside_us = in_turn
     except Exception as error:
         result.peer = f"{case.peer_name}: {type(error).__name__}: {error}"[:200]
 
@@ -99,7 +102,7 @@ def line(result: Result) -> str:
     """One row of the Markdown table."""
     if result.failure:
         return f"| {result.row} | {result.config} | {result.failure} |"
-    times = ("event_us", "graph_us", "peer_us", "floor_us", "public_us", "target_us")
+    times = ("event_us", "graph_us", "peer_us", "beside_us", "floor_us", "public_us", "target_us")
     cells = [f"{t:.1f}" if (t := getattr(result, name)) is not None else "-" for name in times]
     error = "-" if result.error is None else f"{result.error:.1e}"
     return f"| {result.row} | {result.config} | {' | '.join(cells)} | {error} | {result.peer} |"
@@ -126,8 +129,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cpu":
         return dry_run(args.only)
-    print("| row | tile | event | graph | peer | floor | public | target | error | peer is |")
-    print("|---" * 10 + "|")
+    print("| row | tile | event | graph | peer | beside | floor | public | target | error | peer is |")
+    print("|---" * 11 + "|")
     results = []
     for result in run_rows(args.only, args.sweep):
         results.append(asdict(result))

@@ -24,18 +24,26 @@ def run_record() -> dict[str, str]:
 
 def event_us(run: Callable[[], object], repeats: int) -> float:
     """Median of `repeats` single calls, each between two events; includes launch gaps."""
+    return in_turn_us([run], repeats)[0]
+
+
+def in_turn_us(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """The same of several calls in turn, so that they meet the card in the same state: where its
+    power is capped, the clock follows what ran before."""
     for _ in range(WARMUP):
-        run()
+        for run in runs:
+            run()
     torch.cuda.synchronize()
-    pairs = []
+    pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in runs]
     for _ in range(repeats):
-        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        pair[0].record()
-        run()
-        pair[1].record()
-        pairs.append(pair)
+        for run, own in zip(runs, pairs, strict=True):
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            run()
+            pair[1].record()
+            own.append(pair)
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+    return [1e3 * statistics.median(start.elapsed_time(end) for start, end in own) for own in pairs]
 
 
 def graph_us(runs: Sequence[Callable[[], object]], repeats: int) -> float:

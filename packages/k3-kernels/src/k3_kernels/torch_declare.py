@@ -7,7 +7,6 @@ than which no other form of torch calls measured faster on a CPU (`k3 kernels be
 
 from k3_core.ops.declare import FEATURES, FLOATS
 from k3_core.plugins import Impl
-from k3_kernels.declare import BY_NAME_ONLY
 
 
 def _cpu(op: str, summary: str, devices: frozenset[str] = frozenset({"cpu", "cuda"})) -> Impl:
@@ -24,7 +23,7 @@ def _cpu(op: str, summary: str, devices: frozenset[str] = frozenset({"cpu", "cud
     )
 
 
-def _cuda(op: str, dtypes: frozenset[str], summary: str, priority: int = 20) -> Impl:
+def _cuda(op: str, dtypes: frozenset[str], summary: str) -> Impl:
     return Impl(
         kind="kernel",
         name=f"{op}.cuda",
@@ -34,7 +33,7 @@ def _cuda(op: str, dtypes: frozenset[str], summary: str, priority: int = 20) -> 
         dtypes=dtypes,
         min_capability=(8, 0),
         features=FEATURES[op],
-        priority=priority,
+        priority=20,
         summary=summary,
     )
 
@@ -54,8 +53,7 @@ IMPLS = [
     _cuda(
         "latent_router",
         frozenset({"bfloat16", "float16"}),
-        "16-bit products, the sums of the router's kept; not yet run on a GPU, by name only",
-        priority=BY_NAME_ONLY,
+        "16-bit products, the sums of the router's kept",
     ),
     _cuda("moe_experts", frozenset({"bfloat16"}), "torch grouped matmul in bfloat16"),
     _cuda(

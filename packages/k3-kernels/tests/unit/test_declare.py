@@ -1,4 +1,4 @@
-"""What the plugin declares: importable without torch, loadable, Triton used by name only."""
+"""What the plugin declares: importable without torch, loadable, Triton first where it was measured."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ TRITON = [impl for impl in IMPLS if impl.name.endswith(".triton")]
 TORCH = [impl for impl in IMPLS if impl not in TRITON]
 per_triton = pytest.mark.parametrize("impl", TRITON, ids=lambda impl: impl.name)
 per_torch = pytest.mark.parametrize("impl", TORCH, ids=lambda impl: impl.name)
-H200 = (9, 0)
+A100, H200 = (8, 0), (9, 0)
 
 
 def test_the_plugin_imports_neither_torch_nor_triton():
@@ -44,8 +44,8 @@ def test_torch_variants_need_nothing_and_can_all_that_the_reference_can(impl: Im
 
 @pytest.mark.parametrize("op", ["kda_chunk", "kda_segment", "short_conv", "moe_experts"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_training_gets_the_torch_form_on_any_device(op, device):
-    found = resolve("kernel", op, device=device, features=["backward"], capability=H200)
+def test_the_torch_form_serves_what_has_no_triton(op, device):
+    found = resolve("kernel", op, device=device, features=["backward"], capability=A100)
     assert (found.chosen.name, found.source) == (f"{op}.cpu", "auto")
 
 
@@ -58,15 +58,15 @@ def test_targets_load(impl: Impl):
 
 @per_triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_no_kernel_is_chosen_by_itself(impl, dtype, monkeypatch):
-    """Not even with triton on a GPU: nothing here has been measured on one yet."""
+def test_triton_comes_first_on_the_gpu_it_was_measured_on(impl, dtype, monkeypatch):
     monkeypatch.setattr(filters, "installed_version", lambda distribution: "3.7.1")
     op = impl.implements
-    reference = resolve("kernel", op, name="reference").chosen
-    assert impl.priority < reference.priority
-    chosen = resolve("kernel", op, device="cuda", dtype=dtype, capability=H200)
-    assert chosen.source == "auto"
-    assert chosen.chosen not in TRITON
+    on_h200 = resolve("kernel", op, device="cuda", dtype=dtype, capability=H200)
+    assert (on_h200.chosen, on_h200.source) == (impl, "auto")
+    on_a100 = resolve("kernel", op, device="cuda", dtype=dtype, capability=A100)
+    assert on_a100.chosen not in TRITON
+    monkeypatch.setattr(filters, "installed_version", lambda distribution: None)
+    assert resolve("kernel", op, device="cuda", dtype=dtype, capability=H200).chosen not in TRITON
 
 
 @per_triton

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_core.ops.attn_res import reference
+from k3_kernels.attn_res import cpu
 from k3_kernels.attn_res.kernel import attn_res_kernel
 from k3_kernels.launch import check_floats, needs_grad
 
@@ -22,11 +22,11 @@ MAX_REGISTERS = 128
 def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
     """Softmax over the sources of proj . RMSNorm(v_i), applied to the un-normalised v_i.
 
-    As `attn_res.reference`, which serves calls that need gradients or have more than
-    `MAX_SOURCES` sources (full, not block, residuals).
+    As `attn_res.reference`. The form in plain torch serves calls that need gradients or have more
+    than `MAX_SOURCES` sources (full, not block, residuals).
     """
     if not 1 <= len(values) <= MAX_SOURCES or needs_grad(*values, norm_D, proj_1D):
-        return reference.attn_res(values, norm_D, proj_1D, eps=eps)
+        return cpu.attn_res(values, norm_D, proj_1D, eps=eps)
     check_values("attn_res", values, norm_D, proj_1D)
     num_tokens, width = values[0].shape
     out_TD = torch.empty(values[-1].shape, dtype=values[-1].dtype, device=values[-1].device)

@@ -2,7 +2,8 @@
 
 S_{j+1} = S_j M_j + S~_j, one program a part of a sequence, head and BV state rows, serial over
 segments. The maps are long products and stay float32; the product runs in tf32x3 on the GPU (half
-a percent of the work of the scan), so that a sequence cut in pieces agrees with the uncut one.
+a percent of the work of the scan), so that a sequence cut in pieces agrees with the uncut one. A
+segment that forgets all that came before it (scan.py) has no map to load or to multiply by.
 Legend: K, V channels; P parts of sequences; J segments in all, numbered part after part.
 """
 
@@ -17,6 +18,7 @@ def combine_kernel(
     initial_ptr,
     map_ptr,
     shift_ptr,
+    kept_ptr,
     start_ptr,
     carry_ptr,
     part_ptr,
@@ -28,9 +30,11 @@ def combine_kernel(
     NUM_BLOCKS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     HAS_CARRY: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """initial [N, H, V, K], map [J, H, K, K], shift [J, H, V, K] -> start [J, H, V, K]; part_ptr:
+    """initial [N, H, V, K], map [J, H, K, K], shift [J, H, V, K], kept [J, H] (with HAS_BOUND, 0
+    where the map is zero) -> start [J, H, V, K]; part_ptr:
     int64 [P + 1, 2], first segment of each part of a sequence, and its initial state (-1 - n: what
     carry_ptr [N, H, V, K] has for n). Grid: P x H x blocks."""
     pid = tl.program_id(0).to(tl.int64)
@@ -62,6 +66,12 @@ def combine_kernel(
         index = j * num_heads + head
         tl.store(start_ptr + index * (V * K) + state_offset, state, mask=is_state)
         if j + 1 < end:
-            transition = tl.load(map_ptr + index * (K * K) + map_offset, mask=is_map, other=0.0)
             shift = tl.load(shift_ptr + index * (V * K) + state_offset, mask=is_state, other=0.0)
-            state = tl.dot(state, transition, acc=shift, input_precision=PRECISION)
+            is_kept = tl.load(kept_ptr + index) != 0 if HAS_BOUND else True
+            if is_kept:
+                map_start = map_ptr + index * (K * K)
+                transition = tl.load(map_start + map_offset, mask=is_map, other=0.0)
+                state = tl.dot(state, transition, acc=shift, input_precision=PRECISION)
+            else:
+                # What is not finite is not forgotten.
+                state = state * 0.0 + shift

@@ -30,8 +30,8 @@ class Precision:
     operand: of the state, the workspace and all products with them, whose exponents need float32's
     range; sums: of the log decays; solve: inside the inverse. dot is Triton's `input_precision` of
     float32 operands, map_dot that of the sums and of the composition of segments. forget: log2 of
-    the share of a state that the maps of segments may leave out (None: nothing); the default is
-    below the rounding of float32.
+    the share of a state that the maps of segments may leave out (None: nothing): below the rounding
+    of float32, and for 16-bit operands 2^-11 of the rounding of one of them.
     """
 
     operand: torch.dtype
@@ -44,7 +44,7 @@ class Precision:
 
 IEEE = Precision(torch.float32, torch.float32, torch.float32, "ieee", "ieee")
 TF32 = Precision(torch.float32, torch.float32, torch.float32, "tf32", "tf32x3")
-BF16 = Precision(torch.bfloat16, torch.float16, torch.float16, "tf32", "tf32x3")
+BF16 = Precision(torch.bfloat16, torch.float16, torch.float16, "tf32", "tf32x3", -20.0)
 
 PRECISIONS = {torch.float32: IEEE, torch.float16: TF32, torch.bfloat16: BF16}
 """The default of each input dtype."""
@@ -74,7 +74,7 @@ _HALF = {
     16: Blocks(32, 16),
     32: Blocks(32, 32),
     64: Blocks(32, 64),
-    128: Blocks(32, 64),
+    128: Blocks(32, 64, combine_values=32),
     256: Blocks(32, 64, scan_warps=8, scan_stages=2),
 }
 _FLOAT = {

@@ -3,11 +3,12 @@
 A plan of several slabs runs as a pipeline: prep fills one of two workspaces while the scan, which
 waits for its own chain and leaves multiprocessors idle, reads the other, on a second stream.
 Legend: T packed tokens, N sequences, H value heads, K key, V value channels, C chunks of a slab,
-B chunk tokens, J segments, X = K rounded up to a power of two.
+J segments, X what a chunk and head have in the workspace.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,16 +42,18 @@ class Gates(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The workspace; see prep.py. G: the two rows of norms."""
+    """The workspace of a slab: what prep.py lists, side by side for each chunk and head."""
 
-    erase_CHBX: Tensor
-    writes_CHBX: Tensor
-    reads_CHBX: Tensor
-    solve_CHBB: Tensor
-    mix_CHBB: Tensor
-    half_CHX: Tensor
-    norm_CHGB: Tensor
-    bound_CH: Tensor
+    tile_CHX: Tensor
+    vector_CHX: Tensor
+
+
+class Maps(NamedTuple):
+    """Affine maps of pieces; see scan.py. kept: 0 where map is zero, None where nothing forgets."""
+
+    map_JHKK: Tensor
+    shift_JHVK: Tensor
+    kept_JH: Tensor | None
 
 
 def make_tiles(
@@ -62,17 +65,14 @@ def make_tiles(
     blocks: Blocks,
     precision: Precision,
 ) -> Tiles:
-    """A workspace; without reads those two tiles stand for others and are not used."""
+    """A workspace; without reads it has no room for the last two tiles."""
     chunk, width = blocks.chunk, block_width(num_k)
-
-    def tile(*shape: int, dtype: torch.dtype = precision.operand) -> Tensor:
-        return torch.empty(num_chunks, num_heads, *shape, dtype=dtype, device=device)
-
-    erase, writes, solve = tile(chunk, width), tile(chunk, width), tile(chunk, chunk)
-    reads, mix = (tile(chunk, width), tile(chunk, chunk)) if has_reads else (erase, solve)
-    half, norm = tile(width, dtype=torch.float32), tile(2, chunk, dtype=torch.float32)
-    bound = tile(dtype=torch.float32)
-    return Tiles(erase, writes, reads, solve, mix, half, norm, bound)
+    size = (3 if has_reads else 2) * chunk * width + (2 if has_reads else 1) * chunk * chunk
+    shape = (num_chunks, num_heads)
+    tiles = torch.empty(*shape, size, dtype=precision.operand, device=device)
+    # The bound is one number; rows stay aligned.
+    vectors = torch.empty(*shape, width + 2 * chunk + 16, dtype=torch.float32, device=device)
+    return Tiles(tiles, vectors)
 
 
 def run_prep(
@@ -112,9 +112,11 @@ def run_prep(
         BK=width,
         BC=min(width, blocks.channels),
         BT=blocks.chunk,
+        TILES=tiles.tile_CHX.shape[2],
+        VECTORS=tiles.vector_CHX.shape[2],
         STAGES=blocks.prep_stages,
         HAS_READS=q_THK is not None,
-        HAS_BOUND=slab.segments is not None and precision.forget is not None,
+        HAS_BOUND=_can_forget(slab, precision),
         OPERAND=_TRITON[precision.operand],
         SUMS=_TRITON[precision.sums],
         SOLVE=_TRITON[precision.solve],
@@ -125,6 +127,11 @@ def run_prep(
     )
 
 
+def _can_forget(slab: Slab, precision: Precision) -> bool:
+    """Whether prep bounds what chunks leave of a state, for the maps of segments."""
+    return slab.segments is not None and precision.forget is not None
+
+
 def _run_pieces(
     v_THV: Tensor,
     o_THV: Tensor | None,
@@ -133,7 +140,7 @@ def _run_pieces(
     pieces: Pieces,
     initial: Tensor | None,
     final: Tensor | None,
-    maps: Tensor | None,
+    maps: Maps | None,
     exports: Tensor | None,
     has_carry: bool,
     num_k: int,
@@ -144,8 +151,8 @@ def _run_pieces(
     if pieces.count == 0 or num_heads == 0:
         return
     width = block_width(num_k)
-    has_bound = slab.segments is not None and precision.forget is not None
-    max_chunks = triton.next_power_of_2(pieces.most_chunks) if maps is not None and has_bound else 0
+    transition, final, kept = (None, final, None) if maps is None else maps
+    max_chunks = 0 if kept is None else triton.next_power_of_2(pieces.most_chunks)
     block = min(blocks.values, block_width(num_v))
     num_value_blocks = -(-num_v // block)
     num_blocks = num_value_blocks + (0 if maps is None else -(-num_k // block))
@@ -156,7 +163,10 @@ def _run_pieces(
         *tiles,
         pieces.table,
         slab.chunks,
-        *(tiles.half_CHX if x is None else x for x in (initial, final, maps, exports)),
+        *(
+            tiles.vector_CHX if x is None else x
+            for x in (initial, final, transition, kept, exports)
+        ),
         num_heads,
         precision.forget or 0.0,
         *v_THV.stride()[:2],
@@ -166,6 +176,8 @@ def _run_pieces(
         BK=width,
         BV=block,
         BT=blocks.chunk,
+        TILES=tiles.tile_CHX.shape[2],
+        VECTORS=tiles.vector_CHX.shape[2],
         STAGES=blocks.scan_stages,
         NUM_BLOCKS=num_blocks,
         NUM_VALUE_BLOCKS=num_value_blocks,
@@ -191,18 +203,19 @@ def run_maps(
     num_k: int,
     blocks: Blocks,
     precision: Precision,
-) -> tuple[Tensor, Tensor]:
-    """The affine maps (M [J, H, K, K], S [J, H, V, K]) of the pieces, by their final index.
-
-    The last dimension of v is contiguous.
-    """
+) -> Maps:
+    """The affine maps of the pieces, by their final index. The last dimension of v is contiguous."""
     num_heads, num_v = v_THV.shape[1:]
     maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
     shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
+    kept = None
+    if _can_forget(slab, precision):
+        kept = v_THV.new_empty(num_maps, num_heads, dtype=torch.int32)
+    result = Maps(maps, shifts, kept)
     _run_pieces(
-        v_THV, None, tiles, slab, pieces, None, shifts, maps, None, False, num_k, blocks, precision
+        v_THV, None, tiles, slab, pieces, None, None, result, None, False, num_k, blocks, precision
     )
-    return maps, shifts
+    return result
 
 
 def _start_states(
@@ -219,7 +232,7 @@ def _start_states(
     segments = slab.segments
     assert segments is not None
     num_heads, num_v = v_THV.shape[1:]
-    maps, shifts = run_maps(
+    maps, shifts, kept = run_maps(
         v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision
     )
     starts = torch.empty_like(shifts)
@@ -228,6 +241,7 @@ def _start_states(
         starts if initial is None else initial,
         maps,
         shifts,
+        maps if kept is None else kept,
         starts,
         starts if final is None else final,
         segments.parts,
@@ -239,6 +253,7 @@ def _start_states(
         NUM_BLOCKS=num_blocks,
         HAS_INITIAL=initial is not None,
         HAS_CARRY=slab.has_carry,
+        HAS_BOUND=kept is not None,
         PRECISION=precision.map_dot,
         num_warps=8,
         num_stages=1,
@@ -321,7 +336,7 @@ def run_plan(
         run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision)
         if own is not None and other is not None:
             other.wait_event(own.record_event())
-        with torch.cuda.stream(other):
+        with nullcontext() if other is None else torch.cuda.stream(other):
             run_scan(v_THV, o_THV, tiles, slab, initial, final, exports, num_k, blocks, precision)
         if other is not None:
             free.append(other.record_event())

@@ -14,6 +14,7 @@ from torch import Tensor
 from k3_core.ops.kda_chunk.inputs import check_checkpoints, check_inputs, check_state
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk import cpu as torch_chunk
+from k3_kernels.kda_chunk.choose import choose_segments, choose_slabs
 from k3_kernels.kda_chunk.config import (
     LOWEST_BOUND,
     PRECISIONS,
@@ -23,7 +24,7 @@ from k3_kernels.kda_chunk.config import (
     choose_blocks,
 )
 from k3_kernels.kda_chunk.launch import Gates, run_plan
-from k3_kernels.kda_chunk.plan import choose_segments, choose_slabs, make_plan
+from k3_kernels.kda_chunk.plan import make_plan
 from k3_kernels.launch import needs_grad
 
 
@@ -113,10 +114,12 @@ def kda_chunk(
     blocks = blocks or choose_blocks(num_k, num_v, precision)
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
     num_sms = num_multiprocessors(device)
-    if segment_chunks is None:
-        segment_chunks = choose_segments(lengths, blocks.chunk, num_heads, num_blocks, num_sms)
     if num_slabs is None:
         num_slabs = choose_slabs(lengths, blocks.chunk, num_heads, num_sms)
+    if segment_chunks is None:
+        segment_chunks = choose_segments(
+            lengths, blocks.chunk, num_heads, num_blocks, num_sms, num_slabs
+        )
     plan = make_plan(lengths, blocks.chunk, segment_chunks, device, offsets, num_slabs)
     final = None
     if output_final_state or len(plan.slabs) > 1:

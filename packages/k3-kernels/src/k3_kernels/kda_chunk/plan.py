@@ -16,17 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STEP_US = 0.95
-"""Microseconds of one chunk of 32 in the scan of an idle card; on an H200, as all of these."""
-COMBINE_US = 4.0
-"""Of one segment in the composition, and a share of the two extra launches."""
-SATURATION = 1.0
-"""Programs a multiprocessor beyond which the scan slows in proportion."""
-MAX_SEGMENTS = 16
-SLAB_PROGRAMS = 180
-"""Programs of prep a multiprocessor in a slab, at least: 8192 tokens of 96 heads."""
-MAX_SLABS = 32
-
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
@@ -88,40 +77,6 @@ class _Chunk(NamedTuple):
     export: int
     is_first: bool
     is_last: bool
-
-
-@lru_cache(maxsize=64)
-def choose_segments(
-    lengths: tuple[int, ...], chunk: int, num_heads: int, num_blocks: int, num_sms: int
-) -> int:
-    """Chunks per segment that the cost model finds fastest; 0 when cutting does not pay.
-
-    Uncut, the longest sequence takes a step a chunk while N H blocks programs run, slower in
-    proportion once these saturate the card. Cut in s, steps fall by s and programs rise by s,
-    twice: the maps take two programs where the run takes one, of half its bytes each. The
-    composition adds s short steps. That gates may be fast, where maps cost little, is not known.
-    """
-    chunks = [-(-length // chunk) for length in lengths]
-    longest = max(chunks, default=0)
-
-    def load(steps: int) -> float:
-        pieces = sum(-(-c // steps) for c in chunks)
-        return max(1.0, pieces * num_heads * num_blocks / (SATURATION * num_sms))
-
-    best, best_us = 0, longest * STEP_US * load(max(longest, 1))
-    for parts in range(2, MAX_SEGMENTS + 1):
-        steps = -(-longest // parts)
-        cost_us = steps * STEP_US * 2 * load(max(steps, 1)) + parts * COMBINE_US
-        if cost_us < best_us:
-            best, best_us = steps, cost_us
-    return best
-
-
-def choose_slabs(lengths: tuple[int, ...], chunk: int, num_heads: int, num_sms: int) -> int:
-    """Slabs of the pipeline: as many as leave prep enough programs to hide a launch. They save
-    memory: 0.7 GB a slab of workspace, of which two are alive, and a few percent of time."""
-    programs = sum(-(-length // chunk) for length in lengths) * num_heads
-    return max(1, min(MAX_SLABS, programs // (SLAB_PROGRAMS * num_sms)))
 
 
 def _table(rows: list, width: int, device: torch.device) -> Tensor:

@@ -1,13 +1,16 @@
 """Everything of a KDA chunk that does not depend on the state, one program a chunk and head.
 
 Report 1.2 and 1.4. With G the log decays summed from the chunk's start, T their total, and every
-exponent counted from the chunk's middle, T / 2, this kernel stores
+exponent counted from the chunk's middle, T / 2, this kernel stores, one after another, the tiles
 
     erase  = k e^(G - T/2)            what the state is erased along       [chunk, K]
     writes = k e^(T/2 - G)            what is written to the state         [chunk, K]
-    reads  = q e^(G - T/2)            what is read from it                 [chunk, K]
     solve  = (I + L)^-1 diag(beta)    the delta rule inside the chunk      [chunk, chunk]
+    reads  = q e^(G - T/2)            what is read from it                 [chunk, K]
     mix    = q with k, causal         reads of the chunk's own writes      [chunk, chunk]
+
+and in float32, since they multiply sums,
+
     half   = e^(T/2)                  from an end of the chunk to its middle          [K]
     norms  = -1 / |k|, scale / |q|                                         [2, chunk]
     bound  = log2 of a bound of how much of a state is left after the chunk (with HAS_BOUND)
@@ -72,14 +75,8 @@ def prep_kernel(
     A_log_ptr,
     dt_bias_ptr,
     chunk_ptr,
-    erase_ptr,
-    writes_ptr,
-    reads_ptr,
-    solve_ptr,
-    mix_ptr,
-    half_ptr,
-    norm_ptr,
-    bound_ptr,
+    tile_ptr,
+    vector_ptr,
     num_heads,
     lower_bound,
     scale,
@@ -96,6 +93,8 @@ def prep_kernel(
     BK: tl.constexpr,
     BC: tl.constexpr,
     BT: tl.constexpr,
+    TILES: tl.constexpr,
+    VECTORS: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_READS: tl.constexpr,
     HAS_BOUND: tl.constexpr,
@@ -105,8 +104,9 @@ def prep_kernel(
     PRECISION: tl.constexpr,
     SUM_PRECISION: tl.constexpr,
 ):
-    """chunk_ptr: int64 [chunks, 3], first token, number of tokens, (for the scan). Value heads
-    share the queries and keys of one head in GROUP. Grid: chunks x value heads."""
+    """chunk_ptr: int64 [chunks, 3], first token, number of tokens, (for the scan). tile_ptr,
+    vector_ptr: [chunks, heads, TILES or VECTORS]. Value heads share the queries and keys of one
+    head in GROUP. Grid: chunks x value heads."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
@@ -128,11 +128,13 @@ def prep_kernel(
     k_ptr += token * stride_kt + (head // GROUP) * stride_kh
     gate_ptr += token * stride_gt + head * stride_gh
     dt_bias_ptr += head * K
-    tile_start = pid * (BT * BK)
-    erase_ptr += tile_start
-    writes_ptr += tile_start
-    reads_ptr += tile_start
-    half_ptr += pid * BK
+    erase_ptr = tile_ptr + pid * TILES
+    writes_ptr = erase_ptr + BT * BK
+    solve_ptr = writes_ptr + BT * BK
+    reads_ptr = solve_ptr + BT * BT
+    mix_ptr = reads_ptr + BT * BK
+    half_ptr = vector_ptr + pid * VECTORS
+    norm_ptr = half_ptr + BK
     lane = tl.arange(0, BC)[None, :]
     tile = i * BK + lane
 
@@ -171,7 +173,7 @@ def prep_kernel(
             mix = tl.dot(q_up, k_columns, acc=mix, input_precision=PRECISION)
 
     if HAS_BOUND:
-        tl.store(bound_ptr + pid, -tl.sum(tl.where(is_row, tl.min(least, 1), 0.0)))
+        tl.store(norm_ptr + 2 * BT, -tl.sum(tl.where(is_row, tl.min(least, 1), 0.0)))
     beta = tl.load(
         beta_ptr + (first + row) * stride_bt + head * stride_bh, mask=is_row, other=0.0
     ).to(tl.float32)
@@ -179,10 +181,9 @@ def prep_kernel(
     k_norm = tl.rsqrt(tl.sum(tl.where(i == j, gram, 0.0), 1) + 1e-6)
     lower = tl.where(i > j, gram * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
     solve = _invert(lower, BT, SOLVE, PRECISION) * beta[None, :] * k_norm[:, None]
-    pair = pid * (BT * BT) + i * BT + j
+    pair = i * BT + j
     tl.store(solve_ptr + pair, solve.to(OPERAND))
-    norm_ptr += pid * (2 * BT) + row
-    tl.store(norm_ptr, -k_norm)
+    tl.store(norm_ptr + row, -k_norm)
     if HAS_READS:
-        tl.store(norm_ptr + BT, tl.rsqrt(q_square + 1e-6) * scale)
+        tl.store(norm_ptr + BT + row, tl.rsqrt(q_square + 1e-6) * scale)
         tl.store(mix_ptr + pair, tl.where(i >= j, mix, 0.0).to(OPERAND))

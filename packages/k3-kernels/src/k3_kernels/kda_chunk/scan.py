@@ -18,8 +18,8 @@ T = 8192, H = 96 that cost prep 0.05 ms and saved 0.08 ms here, before prep load
 As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks and with the
 identity and no values for the others, ends in the affine map (S, M) of the piece. With a bound of
 what the chunks leave of a state (prep.py) it may begin late, where less than 2^forget of any state
-is left at the piece's end: M is then 0, and S made of the last chunks only.
-Legend: K, V channels, BT chunk, BK, BV blocks; workspace tiles are [chunks, heads, ...].
+is left at the piece's end: M is then 0, marked in `kept`, and S made of the last chunks only.
+Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
 """
 
 import triton
@@ -32,19 +32,14 @@ from k3_kernels.kda_chunk.start import start_state
 def scan_kernel(
     v_ptr,
     o_ptr,
-    erase_ptr,
-    writes_ptr,
-    reads_ptr,
-    solve_ptr,
-    mix_ptr,
-    half_ptr,
-    norm_ptr,
-    bound_ptr,
+    tile_ptr,
+    vector_ptr,
     piece_ptr,
     chunk_ptr,
     initial_ptr,
     final_ptr,
     map_ptr,
+    kept_ptr,
     export_ptr,
     num_heads,
     forget,
@@ -57,6 +52,8 @@ def scan_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     BT: tl.constexpr,
+    TILES: tl.constexpr,
+    VECTORS: tl.constexpr,
     STAGES: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     NUM_VALUE_BLOCKS: tl.constexpr,
@@ -89,8 +86,8 @@ def scan_kernel(
     if MAX_CHUNKS > 0:
         place = tl.arange(0, MAX_CHUNKS)
         is_chunk = place < num_chunks
-        bound_ptr += first_chunk * num_heads + head
-        left = tl.load(bound_ptr + place * num_heads, mask=is_chunk, other=0.0)
+        bound_ptr = vector_ptr + (first_chunk * num_heads + head) * VECTORS + BK + 2 * BT
+        left = tl.load(bound_ptr + place * (num_heads * VECTORS), mask=is_chunk, other=0.0)
         is_late = (tl.cumsum(left, 0, reverse=True) <= forget) & is_chunk
         skipped = tl.max(tl.where(is_late, place, 0), 0)
         is_forgotten = tl.max(is_late.to(tl.int32), 0) > 0
@@ -125,7 +122,6 @@ def scan_kernel(
         )
 
     # One scalar base a tensor moves with the chunk; the offsets inside a tile are shared.
-    tile = first_chunk * num_heads + head
     tile_offset = row[:, None] * BK + channel[None, :]
     pair_offset = row[:, None] * BT + row[None, :]
     v_ptr += first * stride_vt + head * stride_vh + block * BV
@@ -134,20 +130,20 @@ def scan_kernel(
     o_offset = row[:, None] * stride_ot + tl.arange(0, BV)[None, :]
     is_value = (value < V)[None, :]
 
-    half_ptr += tile * BK + channel
-    norm_ptr += tile * (2 * BT) + row
+    tile_ptr += (first_chunk * num_heads + head) * TILES
+    vector_ptr += (first_chunk * num_heads + head) * VECTORS
     # With a number of stages the vectors, which feed no product, are loaded ahead as well.
     for step in tl.range(0, num_chunks, num_stages=STAGES):
         count = tl.minimum(num_tokens - step * BT, BT)
         if IS_UNEVEN:
             count = tl.load(chunk_ptr + 3 * (first_chunk + step) + 1)
         is_token = (row < count)[:, None] & is_value
-        half = tl.load(half_ptr)[None, :]
-        erase = tl.load(erase_ptr + tile * (BT * BK) + tile_offset)
-        k_norm = tl.load(norm_ptr)
+        half = tl.load(vector_ptr + channel)[None, :]
+        erase = tl.load(tile_ptr + tile_offset)
+        k_norm = tl.load(vector_ptr + BK + row)
         v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
-        solve = tl.load(solve_ptr + tile * (BT * BT) + pair_offset)
-        writes = tl.load(writes_ptr + tile * (BT * BK) + tile_offset)
+        solve = tl.load(tile_ptr + 2 * BT * BK + pair_offset)
+        writes = tl.load(tile_ptr + BT * BK + tile_offset)
 
         # By half twice, not by its square, which underflows where gates are fast.
         state = state * half
@@ -158,9 +154,10 @@ def scan_kernel(
         delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION).to(OPERAND)
         state = tl.dot(delta, writes, acc=state, input_precision=PRECISION) * half
         if not IS_SUMMARY:
-            reads = tl.load(reads_ptr + tile * (BT * BK) + tile_offset)
-            mix = tl.load(mix_ptr + tile * (BT * BT) + pair_offset)
-            q_norm = tl.load(norm_ptr + BT)
+            reads_ptr = tile_ptr + 2 * BT * BK + BT * BT
+            reads = tl.load(reads_ptr + tile_offset)
+            mix = tl.load(reads_ptr + BT * BK + pair_offset)
+            q_norm = tl.load(vector_ptr + BK + BT + row)
             out = tl.dot(operand, tl.trans(reads), input_precision=PRECISION)
             out = tl.dot(delta, tl.trans(mix), acc=out, input_precision=PRECISION)
             out = tl.trans(out * q_norm[None, :]).to(o_ptr.dtype.element_ty)
@@ -172,9 +169,8 @@ def scan_kernel(
             is_exported = is_state & (index >= 0)
             tl.store(export_ptr + offset + state_offset, state, mask=is_exported)
         v_ptr += count * stride_vt
-        half_ptr += num_heads * BK
-        norm_ptr += num_heads * (2 * BT)
-        tile += num_heads
+        tile_ptr += num_heads * TILES
+        vector_ptr += num_heads * VECTORS
 
     if HAS_FINAL:
         offset = (final_index * num_heads + head) * (V * K)
@@ -183,3 +179,6 @@ def scan_kernel(
         offset = (final_index * num_heads + head) * (K * K)
         is_unit = ((unit >= 0) & (unit < K))[:, None] & (channel < K)[None, :]
         tl.store(map_ptr + offset + unit[:, None] * K + channel[None, :], state, mask=is_unit)
+        if MAX_CHUNKS > 0:
+            kept = tl.where(is_forgotten, 0, 1)
+            tl.store(kept_ptr + final_index * num_heads + head, kept, mask=block == NUM_VALUE_BLOCKS)

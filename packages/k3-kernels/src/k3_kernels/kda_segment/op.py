@@ -54,4 +54,5 @@ def kda_segment(
     k_THK, v_THV, gate_THK = (last_contiguous(x) for x in (k_THK, v_THV, gate_THK))
     gates = Gates(gate_THK, beta_TH, A_log_H, dt_bias_HK, bound)
     run_prep(None, k_THK, gates, 1.0, slab, tiles, blocks, precision)
-    return run_maps(v_THV, tiles, slab, slab.pieces, len(lengths), num_k, blocks, precision)
+    maps = run_maps(v_THV, tiles, slab, slab.pieces, len(lengths), num_k, blocks, precision)
+    return maps.map_JHKK, maps.shift_JHVK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -161,6 +161,7 @@ def _run(
     return part_BHSC, lse_BHS
 
 
+@lru_cache(maxsize=256)
 def splits_in_waves(num_programs: int, num_steps: int, processors: int) -> int:
     """Pieces a sequence that take least time where a processor runs one program at a time."""
 

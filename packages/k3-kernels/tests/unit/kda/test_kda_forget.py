@@ -47,7 +47,8 @@ def test_no_chunk_leaves_more_of_a_state_than_its_bound(gate, device):
         cu_seqlens_N1=torch.tensor(ends, device=device),
     )
     norms = torch.linalg.matrix_norm(M, ord=2)
-    assert (norms <= tiles.bound_CH.double().exp2() * (1 + 1e-5)).all()
+    bounds = tiles.vector_CHX[..., DIM + 2 * BLOCKS.chunk].double().exp2()
+    assert (norms <= bounds * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize(
@@ -60,11 +61,13 @@ def test_maps_of_what_forgets_are_zero_and_those_of_what_does_not_are_whole(
     args = draw(device, gate)
     slab, tiles = prepared(args, 4, precision)
     segments = slab.segments
-    M, S = run_maps(args[2], tiles, slab, segments.maps, segments.count, DIM, BLOCKS, precision)
+    M, S, kept = run_maps(args[2], tiles, slab, segments.maps, segments.count, DIM, BLOCKS, precision)
     ends = torch.tensor([0, 64, 128], device=device)
     exact = [x[:128].double() for x in args[1:5]] + [x.double() for x in args[5:]]
     expected = exact_maps(*exact, lower_bound=BOUND, cu_seqlens_N1=ends)
     assert bool(M[:2].any()) is not is_forgotten
+    assert (kept is None) is (precision is WHOLE)
+    assert kept is None or bool(kept[:2].any()) is not is_forgotten
     assert torch.linalg.matrix_norm(M[:2] - expected[0]).max() < 1e-5
     assert relative_error(S[:2], expected[1]) < 1e-5
 

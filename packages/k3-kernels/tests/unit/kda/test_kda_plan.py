@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from k3_kernels.kda_chunk.plan import choose_segments, choose_slabs, make_plan
+from k3_kernels.kda_chunk.choose import choose_segments, choose_slabs
+from k3_kernels.kda_chunk.plan import make_plan
 
 CPU = torch.device("cpu")
 LENGTHS = [(1,), (0,), (), (64, 65, 0, 200), (1300, 547, 2048, 963, 271, 3063)]

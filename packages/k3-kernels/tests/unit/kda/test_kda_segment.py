@@ -54,7 +54,9 @@ def test_float16(device):
     named = {"lower_bound": -5.0, "cu_seqlens_N1": torch.tensor([0, 70], device=device)}
     maps = kda_segment(*args, **named, blocks=Blocks(32, 16))
     expected = reference(*(x.double() for x in args), **named)
-    assert max(relative_error(a, b) for a, b in zip(maps, expected, strict=True)) < 2e-3
+    # The GPU cuts the operands of tf32 products off; the interpreter multiplies whole.
+    limit = 5e-3 if maps[0].is_cuda else 2e-3
+    assert max(relative_error(a, b) for a, b in zip(maps, expected, strict=True)) < limit
 
 
 def test_gradients_come_from_the_torch_form(device):
