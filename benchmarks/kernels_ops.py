@@ -129,8 +129,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cpu":
         return dry_run(args.only)
-    print("| row | tile | event | graph | peer | beside | floor | public | target | error | peer is |")
-    print("|---" * 11 + "|")
+    print("| row | tile | event | graph | peer | beside | floor", end=" ")
+    print("| public | target | error | peer is |\n" + "|---" * 11 + "|")
     results = []
     for result in run_rows(args.only, args.sweep):
         results.append(asdict(result))

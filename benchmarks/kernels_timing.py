@@ -9,6 +9,10 @@ import torch
 import triton
 
 WARMUP = 10
+BATCH = 8
+"""Rounds of calls that wait behind one another, few enough for the queue of the device."""
+AHEAD_CYCLES = 30_000_000
+"""Clock cycles that the device is kept busy while a batch is queued: about 17 ms."""
 
 
 def run_record() -> dict[str, str]:
@@ -23,7 +27,8 @@ def run_record() -> dict[str, str]:
 
 
 def event_us(run: Callable[[], object], repeats: int) -> float:
-    """Median of `repeats` single calls, each between two events; includes launch gaps."""
+    """Median of `repeats` single calls, each between two events, as the device sees them: gaps
+    between the launches of a call count, the time in which the host queues them does not."""
     return in_turn_us([run], repeats)[0]
 
 
@@ -35,7 +40,10 @@ def in_turn_us(runs: Sequence[Callable[[], object]], repeats: int) -> list[float
             run()
     torch.cuda.synchronize()
     pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in runs]
-    for _ in range(repeats):
+    for number in range(repeats):
+        if number % BATCH == 0:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(AHEAD_CYCLES)
         for run, own in zip(runs, pairs, strict=True):
             pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             pair[0].record()

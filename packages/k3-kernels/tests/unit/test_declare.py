@@ -1,4 +1,4 @@
-"""What the plugin declares: importable without torch, loadable, Triton first where it was measured."""
+"""What the plugin declares: imported without torch, loadable, Triton first where measured."""
 
 import subprocess
 import sys

@@ -204,7 +204,7 @@ def run_maps(
     blocks: Blocks,
     precision: Precision,
 ) -> Maps:
-    """The affine maps of the pieces, by their final index. The last dimension of v is contiguous."""
+    """The affine maps of pieces, by their final index. The last dimension of v is contiguous."""
     num_heads, num_v = v_THV.shape[1:]
     maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
     shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)

@@ -180,5 +180,6 @@ def scan_kernel(
         is_unit = ((unit >= 0) & (unit < K))[:, None] & (channel < K)[None, :]
         tl.store(map_ptr + offset + unit[:, None] * K + channel[None, :], state, mask=is_unit)
         if MAX_CHUNKS > 0:
-            kept = tl.where(is_forgotten, 0, 1)
-            tl.store(kept_ptr + final_index * num_heads + head, kept, mask=block == NUM_VALUE_BLOCKS)
+            kept_ptr += final_index * num_heads + head
+            is_first = block == NUM_VALUE_BLOCKS
+            tl.store(kept_ptr, tl.where(is_forgotten, 0, 1), mask=is_first)

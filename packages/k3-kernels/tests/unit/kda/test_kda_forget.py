@@ -60,8 +60,8 @@ def test_maps_of_what_forgets_are_zero_and_those_of_what_does_not_are_whole(
 ):
     args = draw(device, gate)
     slab, tiles = prepared(args, 4, precision)
-    segments = slab.segments
-    M, S, kept = run_maps(args[2], tiles, slab, segments.maps, segments.count, DIM, BLOCKS, precision)
+    pieces, count = slab.segments.maps, slab.segments.count
+    M, S, kept = run_maps(args[2], tiles, slab, pieces, count, DIM, BLOCKS, precision)
     ends = torch.tensor([0, 64, 128], device=device)
     exact = [x[:128].double() for x in args[1:5]] + [x.double() for x in args[5:]]
     expected = exact_maps(*exact, lower_bound=BOUND, cu_seqlens_N1=ends)
