@@ -267,9 +267,9 @@ def main() -> None:
             results.append(result)
             print(line(result, rate), flush=True)
             if args.out:
-                device = torch.cuda.get_device_name() if is_timed else "cpu"
-                record = {"device": device, "torch": torch.__version__, "copy_rate": rate}
-                args.out.write_text(json.dumps({**record, "rows": results}, indent=1))
+                record = timing.run_record() if is_timed else {"device": "cpu"}
+                record |= {"copy_rate": rate, "rows": results}
+                args.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The table of kernels in docs/performance.md, from the files that the other scripts wrote.
 
-    python benchmarks/kernels_table.py kda.json ops.json            prints it
-    python benchmarks/kernels_table.py kda.json ops.json --write    replaces it in the document
+    python benchmarks/kernels_table.py FOLDER/*.json            prints it
+    python benchmarks/kernels_table.py FOLDER/*.json --write    replaces it in the document
+
+The files are those of kernels.py, kernels_ops.py and, for the second table, kernels_fla.py.
 
 Times in microseconds: of single calls between events, for decode of graph replay, as the public
 figures were taken. Two figures are those of the fast and of the slow gate. A row meets its goal
@@ -75,12 +77,15 @@ def joined(values: list[float | None]) -> str:
 
 
 def cells(line: Line, results: list[dict], rate: float) -> list[str]:
-    """Title, floor, public, goal, ours, times as fast as public, goal met."""
+    """Title, floor, public, goal, ours, times as fast as public, goal met, peers of the run; of a
+    line that has no goal, what is its own."""
     found = figures(line, results)
     ours = [r[line.time] for r in found]
     public, goals = ([r.get(key) for r in found] for key in ("public_us", "target_us"))
     floors = [r.get("floor_us") or r["floor_bytes"] / rate * 1e6 for r in found]
     ratios = [p / o if p else None for p, o in zip(public, ours, strict=True)]
+    if line in ALSO:
+        return [line.title, joined(floors), "-", "-", joined(ours), "-", "-", "-"]
     is_met = all(g is None or o <= g for g, o in zip(goals, ours, strict=True))
     times = [joined(values) for values in (floors, public, goals, ours)]
     faster = "-" if None in ratios else " / ".join(f"{r:.2f}" for r in ratios)
@@ -90,10 +95,22 @@ def cells(line: Line, results: list[dict], rate: float) -> list[str]:
     return [line.title, *times, faster, "yes" if is_met else "no", beside]
 
 
+def beside_fla(results: list[dict]) -> Iterator[str]:
+    """The rows that were measured in one run with fla-core."""
+    yield "| work | gate | K3 | fla-core 0.6.0 | with its safe gate | times as fast | difference |"
+    yield "|---" * 7 + "|"
+    for r in results:
+        theirs = [r[key] for key in ("fla_us", "fla_safe_us") if key in r]
+        times = [joined([r.get(key)]) for key in ("ours_us", "fla_us", "fla_safe_us")]
+        ratio, difference = f"{min(theirs) / r['ours_us']:.2f}", f"{r['difference']:.1e}"
+        yield f"| {' | '.join([r['row'], r['gate'] or '-', *times, ratio, difference])} |"
+
+
 def table(files: list[dict]) -> Iterator[str]:
     """The lines of the document's section."""
     rate = next(file["copy_rate"] for file in files if "copy_rate" in file)
-    results = [row for file in files for row in file["rows"]]
+    rows = [row for file in files for row in file["rows"]]
+    results, with_fla = ([r for r in rows if ("fla_us" in r) is flag] for flag in (False, True))
     first = files[0]
     versions = f"torch {first['torch']}, triton {first['triton']}"
     yield f"{first['date']}, one {first['device']}, {versions}:"
@@ -104,6 +121,9 @@ def table(files: list[dict]) -> Iterator[str]:
     yield "|---" * 8 + "|"
     for line in (*LINES, *ALSO):
         yield "| " + " | ".join(cells(line, results, rate)) + " |"
+    if with_fla:
+        yield ""
+        yield from beside_fla(with_fla)
 
 
 def main() -> None:

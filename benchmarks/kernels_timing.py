@@ -4,6 +4,7 @@ import datetime
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -15,7 +16,7 @@ AHEAD_CYCLES = 30_000_000
 """Clock cycles that the device is kept busy while a batch is queued: about 17 ms."""
 
 
-def run_record() -> dict[str, str]:
+def run_record() -> dict[str, Any]:
     """When, where and how the figures of a file were taken."""
     return {
         "date": datetime.date.today().isoformat(),

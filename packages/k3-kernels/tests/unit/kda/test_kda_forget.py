@@ -98,3 +98,15 @@ def test_segments_that_forget_give_the_states_of_the_recurrence(gate, offsets, d
     actual = run(kda_chunk, torch.float32, blocks=BLOCKS, segment_chunks=3)
     for a, b in zip(actual, run(recurrence, torch.float64), strict=True):
         assert relative_error(a, b) < 1e-5
+
+
+def test_a_state_that_is_not_finite_is_not_forgotten(device):
+    args = draw(device, FAST)
+    state = torch.zeros(1, HEADS, DIM, DIM, device=device)
+    state[0, 1, 3, 5] = float("nan")
+    named = {"lower_bound": BOUND, "cu_seqlens_N1": torch.tensor([0, TOKENS], device=device)}
+    named |= {"initial_state_NHVK": state, "output_final_state": True, "blocks": BLOCKS}
+    cut, whole = (kda_chunk(*args, **named, segment_chunks=size) for size in (3, 0))
+    for a, b in zip(cut, whole, strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+    assert whole[1][0, 1, 3].isnan().all() and whole[1].isnan().sum() == DIM

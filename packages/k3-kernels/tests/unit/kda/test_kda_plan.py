@@ -77,6 +77,17 @@ def test_full_cards_are_not_cut_and_idle_ones_are():
     assert choose_segments((), 32, 1, 2, 132) == 0
 
 
+@pytest.mark.parametrize(
+    "heads, tokens, slabs, segments",
+    [(2, 8192, 1, 8), (8, 8192, 1, 8), (24, 8192, 1, 5), (24, 65536, 2, 5), (48, 8192, 1, 1)],
+)
+def test_the_cut_is_the_one_that_measured_fastest_on_an_h200(heads, tokens, slabs, segments):
+    """docs/kernels.md; values in two blocks, 132 multiprocessors."""
+    chunks = tokens // 32 // slabs
+    steps = choose_segments((tokens,), 32, heads, 2, 132, slabs)
+    assert (-(-chunks // steps) if steps else 1) == segments
+
+
 def test_slabs_are_cut_where_prep_still_fills_the_card():
     assert choose_slabs((8192,), 32, 96, 132) == 1
     assert choose_slabs((65536,), 32, 96, 132) == 8
