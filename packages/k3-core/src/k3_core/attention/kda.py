@@ -1,7 +1,7 @@
 """Kimi Delta Attention (report 1.1, architecture 3.2).
 
 T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width,
-J = W - 1 remembered inputs, E checkpoints.
+J = W - 1 remembered inputs, E checkpoints, G = C or K.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from k3_core.cache.base import KDASpec
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm
+from k3_core.modules import Linear, RMSNorm, project
 from k3_core.ops import OpSet
 
 
@@ -74,8 +74,9 @@ class KimiDeltaAttention(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        qkv, windows_ECJ = self._convolved(x_TD, batch)
-        inputs = (*qkv, self._heads(self.f_b_proj(self.f_a_proj(x_TD))), self.b_proj(x_TD))
+        qkv_TC, decay_TK, beta_TH, gate_TG = project(x_TD, self.parallel_linears)
+        qkv, windows_ECJ = self._convolved(qkv_TC, batch)
+        inputs = (*qkv, self._heads(self.f_b_proj(decay_TK)), beta_TH)
         split = batch.num_decode
         parts = []
         if split:
@@ -84,21 +85,26 @@ class KimiDeltaAttention(nn.Module):
             parts.append(self._chunk([x[split:] for x in inputs], batch, windows_ECJ))
         o_THK = parts[0] if len(parts) == 1 else torch.cat(parts)
         y_THK = self.ops.gated_rms_norm(
-            o_THK, self.o_norm.weight, self._heads(self._output_gate(x_TD)), eps=self.o_norm.eps
+            o_THK, self.o_norm.weight, self._heads(self._output_gate(gate_TG)), eps=self.o_norm.eps
         )
         return self.o_proj(y_THK.flatten(1))
 
-    def _output_gate(self, x_TD: Tensor) -> Tensor:
-        if self.has_full_rank_gate:
-            return self.g_proj(x_TD)
-        return self.g_b_proj(self.g_a_proj(x_TD))
+    @property
+    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
+        """What reads the input: q, k and v; the decay's first factor; beta; the output gate."""
+        gate = self.g_proj if self.has_full_rank_gate else self.g_a_proj
+        return (self.q_proj, self.k_proj, self.v_proj), (self.f_a_proj,), (self.b_proj,), (gate,)
+
+    def _output_gate(self, gate_TG: Tensor) -> Tensor:
+        return gate_TG if self.has_full_rank_gate else self.g_b_proj(gate_TG)
 
     def _heads(self, x_TC: Tensor) -> Tensor:
         return x_TC.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _convolved(self, x_TD: Tensor, batch: SequenceBatch) -> tuple[list[Tensor], Tensor | None]:
+    def _convolved(
+        self, qkv_TC: Tensor, batch: SequenceBatch
+    ) -> tuple[list[Tensor], Tensor | None]:
         """q, k, v after the convolution and SiLU, one call for the three; checkpoints' windows."""
-        qkv_TC = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=-1)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         weight_C1W = torch.cat([conv.weight for conv in convs])
         initial_NCJ = None

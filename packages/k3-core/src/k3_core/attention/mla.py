@@ -1,7 +1,7 @@
 """Gated Multi-head Latent Attention without positions (report 2, architecture 3.3).
 
 T tokens, D model width, H heads, N nope dim, R shared key dim, V value dim, C kv latent,
-X = C + R cached values a token.
+X = C + R cached values a token, Q rank of the queries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from k3_core.cache.base import MLASpec
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm
+from k3_core.modules import Linear, RMSNorm, project
 from k3_core.ops import OpSet
 
 
@@ -57,9 +57,10 @@ class GatedMLA(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        q_THD = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
+        q_TQ, latent_TX, gate_TC = project(x_TD, self.parallel_linears)
+        q_THD = self.q_b_proj(self.q_a_layernorm(q_TQ))
         q_THD = q_THD.unflatten(-1, (self.num_heads, -1))
-        latent_TX = self._latent(x_TD)
+        latent_TX = self._normed(latent_TX)
         if batch.cache is not None:
             batch.cache.append_latent(self.layer, batch, latent_TX)
         split = batch.num_decode
@@ -69,12 +70,15 @@ class GatedMLA(nn.Module):
         if split == 0 or not batch.is_decode:
             parts.append(self._prefill(q_THD[split:], latent_TX[split:], batch.prefilling))
         o_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.o_proj(o_THV.flatten(1) * torch.sigmoid(self.g_proj(x_TD)))
+        return self.o_proj(o_THV.flatten(1) * torch.sigmoid(gate_TC))
 
-    def _latent(self, x_TD: Tensor) -> Tensor:
-        latent_TC, shared_TR = self.kv_a_proj_with_mqa(x_TD).split(
-            (self.latent_dim, self.rope_dim), dim=-1
-        )
+    @property
+    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
+        """What reads the input: first factors of queries, of keys and values; the output gate."""
+        return (self.q_a_proj,), (self.kv_a_proj_with_mqa,), (self.g_proj,)
+
+    def _normed(self, latent_TX: Tensor) -> Tensor:
+        latent_TC, shared_TR = latent_TX.split((self.latent_dim, self.rope_dim), dim=-1)
         return torch.cat((self.kv_a_layernorm(latent_TC), shared_TR), dim=-1)
 
     def expand(self, latent_SX: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +125,7 @@ class GatedMLA(nn.Module):
             q_rope,
             pages_PLX,
             table_NM,
-            batch.cu_total_N1.diff(),
+            batch.lengths_N,
             scale=self.scale,
         )
         return torch.einsum("thc,hvc->thv", o_latent_THC, w_value_HVC)

@@ -105,6 +105,28 @@ class SequenceBatch:
             checkpoints=checkpoints,
         )
 
+    @classmethod
+    def of_rows(
+        cls, slots_N: Tensor, positions_N: Tensor, cache: Cache, most_tokens: int
+    ) -> SequenceBatch:
+        """One more token for each of N sequences whose slots and positions only the device knows.
+
+        What a CUDA graph replays: both tensors (int64) may change between replays, as long as no
+        sequence gets longer than `most_tokens`.
+        """
+        count = len(slots_N)
+        batch = cls(
+            seqlens=(1,) * count,
+            cu_seqlens_N1=torch.arange(count + 1, device=slots_N.device),
+            starts=(most_tokens - 1,) * count,
+            cache=cache,
+            slots=(PADDED,) * count,
+            num_decode=count,
+        )
+        known = {"slots_N": slots_N, "slots_T": slots_N, "positions_T": positions_N}
+        vars(batch).update(known, lengths_N=positions_N + 1)
+        return batch
+
     @property
     def num_tokens(self) -> int:
         """T."""
@@ -151,6 +173,11 @@ class SequenceBatch:
         """int64 offsets of the whole sequences, cached tokens included."""
         offsets = torch.tensor((0, *self.total_lengths), dtype=torch.int64).cumsum(0)
         return offsets.to(self.cu_seqlens_N1.device)
+
+    @cached_property
+    def lengths_N(self) -> Tensor:
+        """`total_lengths` as int64 [N] on the batch's device."""
+        return self.cu_total_N1.diff()
 
     @cached_property
     def slots_T(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear
+from k3_core.modules import Linear, project
 from k3_core.moe.base import glu
 from k3_core.ops import OpSet
 
@@ -36,7 +36,12 @@ class GatedMLP(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
         activation = glu(self.config, self.ops)
-        return self.down_proj(activation(self.gate_proj(x_TD), self.up_proj(x_TD)))
+        return self.down_proj(activation(*project(x_TD, self.parallel_linears)))
+
+    @property
+    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
+        """What reads the input."""
+        return (self.gate_proj,), (self.up_proj,)
 
 
 class DenseFeedForward(GatedMLP):

@@ -53,6 +53,16 @@ class PagedCache:
         self._num_listed = [0] * num_slots
 
     @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return self._page_tokens
+
+    @property
+    def num_columns(self) -> int:
+        """Pages of the longest sequence."""
+        return self._table_SM.shape[1]
+
+    @property
     def device(self) -> torch.device:
         """Where all of it is."""
         return self.arena.bytes_PB.device

@@ -16,7 +16,9 @@ from torch import Tensor
 from k3_core.engine.runner import copy_weights, embed_images
 from k3_core.engine.sequence import Sequence
 from k3_core.model.batch import SequenceBatch
+from k3_core.modules import join
 from k3_serve.cache.arena import Arena, ArenaLayout
+from k3_serve.engine.graphs import DecodeGraphs
 from k3_serve.engine.paged import PagedCache, StagedCheckpoints
 from k3_serve.engine.plan import Save, Slice, StepPlan
 from k3_serve.engine.request import RequestState
@@ -48,6 +50,7 @@ class PagedRunner:
 
     def __init__(self, model: K3ForConditionalGeneration, page_tokens: int) -> None:
         self.model = model.eval()
+        join(self.model)
         layers = model.language_model.model.layers
         specs = {
             index: layers[index].self_attn.cache_spec()  # type: ignore[union-attr, operator]
@@ -55,15 +58,18 @@ class PagedRunner:
         }
         self.layout = ArenaLayout.of(specs, page_tokens, model.dtype)
         self._cache: PagedCache | None = None
+        self._graphs: DecodeGraphs | None = None
 
     def open(self, num_pages: int, num_slots: int, max_length: int) -> None:
         """Allocates the arena and the slots."""
         arena = Arena(self.layout, num_pages, self.model.device)
         self._cache = PagedCache(arena, num_slots, max_length)
+        if self.model.device.type == "cuda":
+            self._graphs = DecodeGraphs(self.model, self._cache, num_slots)
 
     def close(self) -> None:
         """Frees the arena and the slots."""
-        self._cache = None
+        self._cache = self._graphs = None
 
     @property
     def cache(self) -> PagedCache:
@@ -84,6 +90,8 @@ class PagedRunner:
         for one in plan.slices:
             self._embed(one, sequences[one.request])
         self._copy_in(plan, cache)
+        if self._graphs is not None and self._graphs.takes(plan, sequences):
+            return self._replay(plan, cache, self._graphs)
         staged, extents = self._stage(plan, cache)
         batch = SequenceBatch.from_lengths(
             [one.num_tokens for one in plan.slices],
@@ -111,6 +119,15 @@ class PagedRunner:
         sizes = [len(rows) - sum(scored.values()), *scored.values()]
         next_BV, *prompts = output.logits.split(sizes)
         return StepLogits(next_BV, dict(zip(scored, prompts, strict=True)))
+
+    def _replay(self, plan: StepPlan, cache: PagedCache, graphs: DecodeGraphs) -> StepLogits:
+        """A step of one token of each request."""
+        cache.check_room(tuple(one.stop for one in plan.decodes))
+        logits_BV = graphs.run(plan)
+        cache.advance(tuple(one.slot for one in plan.decodes), (1,) * len(plan.decodes))
+        if slots := _slot_saves(plan):
+            cache.save(slots)
+        return StepLogits(logits_BV, {})
 
     def _copy_in(self, plan: StepPlan, cache: PagedCache) -> None:
         if plan.page_copies:

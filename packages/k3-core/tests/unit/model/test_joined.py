@@ -1,0 +1,75 @@
+"""Linears joined for inference: the same model, one product, and nothing lost for training."""
+
+import torch
+from torch.nn import functional as F
+
+from k3_core import K3Config, K3ForConditionalGeneration
+from k3_core.model.batch import SequenceBatch
+from k3_core.modules import Linear, join, project
+
+
+def tiny_model():
+    generator = torch.Generator().manual_seed(0)
+    config = K3Config.preset("k3-test")
+    return K3ForConditionalGeneration(config, dtype=torch.float64, generator=generator).eval()
+
+
+def logits_of(model, ids):
+    return model.forward_packed(ids, SequenceBatch.from_lengths([len(ids)])).logits
+
+
+def products(monkeypatch):
+    """How many matrix products are made."""
+    counts = []
+    real = F.linear
+    monkeypatch.setattr(F, "linear", lambda *args: counts.append(1) or real(*args))
+    return counts
+
+
+@torch.no_grad()
+def test_a_joined_model_gives_the_same_logits_with_fewer_products(monkeypatch):
+    model, ids = tiny_model(), torch.arange(7)
+    counts = products(monkeypatch)
+    expected, separate = logits_of(model, ids), len(counts)
+    join(model)
+    counts.clear()
+    torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-12, atol=1e-12)
+    groups = [m.parallel_linears for m in model.modules() if hasattr(m, "parallel_linears")]
+    assert groups and separate - len(counts) == sum(sum(map(len, g)) - 1 for g in groups)
+
+
+@torch.no_grad()
+def test_weights_stay_in_the_state_dict_and_are_replaced_in_place():
+    model, other, ids = tiny_model(), tiny_model(), torch.arange(5)
+    names = {name: weight.shape for name, weight in model.state_dict().items()}
+    for weight in other.parameters():
+        weight.mul_(1.5)
+    join(model)
+    assert {name: weight.shape for name, weight in model.state_dict().items()} == names
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(logits_of(model, ids), logits_of(other, ids))
+
+
+def test_gradients_reach_every_linear_of_a_joined_model():
+    first, second = Linear(3, 2), Linear(3, 4)
+    for linear in (first, second):
+        torch.nn.init.normal_(linear.weight)
+    module = torch.nn.Module()
+    module.first, module.second = first, second
+    module.parallel_linears = (first,), (second,)
+    join(module)
+    x = torch.randn(5, 3)
+    sum(part.sum() for part in project(x, module.parallel_linears)).backward()
+    torch.testing.assert_close(first.weight.grad, x.sum(0).expand(2, 3))
+    torch.testing.assert_close(second.weight.grad, x.sum(0).expand(4, 3))
+
+
+@torch.no_grad()
+def test_neighbours_in_other_storages_are_not_taken_for_joined():
+    buffer = torch.randn(6, 3)
+    first, second = Linear(3, 2), Linear(3, 4)
+    first.weight.data, second.weight.data = buffer[:2], buffer[2:].clone()
+    x = torch.randn(5, 3)
+    a, b = project(x, ((first,), (second,)))
+    torch.testing.assert_close(a, x @ first.weight.T)
+    torch.testing.assert_close(b, x @ second.weight.T)

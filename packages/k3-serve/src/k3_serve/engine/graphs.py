@@ -1,0 +1,137 @@
+"""Steps that only decode, as CUDA graphs: one replay instead of hundreds of launches (serving.md 3).
+
+A graph is kept for each bucket of rows and of page columns, captured when a step first needs it,
+on rows that are all padded. Its inputs are three numbers a row: token id, slot, position.
+
+Legend: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from k3_core.engine.sequence import Sequence
+from k3_core.model.batch import PADDED, SequenceBatch
+from k3_serve.engine.paged import PagedCache
+from k3_serve.engine.plan import StepPlan
+from k3_serve.engine.request import RequestState
+
+if TYPE_CHECKING:
+    from k3_core.model import K3ForConditionalGeneration
+
+FEWEST_COLUMNS = 16
+"""Page columns of the smallest graphs; each bucket has twice those of the one before."""
+WARMUP = 2
+"""Runs before a capture, in which kernels are compiled and workspaces allocated."""
+
+
+class _Unbooked(PagedCache):
+    """The same tensors as a cache whose host-side books stay as they are."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        vars(self).update(vars(cache))
+
+    def check_room(self, lengths: tuple[int, ...]) -> None:
+        """The step's own lengths are checked before it."""
+
+    def advance(self, slots: tuple[int, ...], seqlens: tuple[int, ...]) -> None:
+        """The step advances the cache itself."""
+
+
+@dataclass(frozen=True)
+class _Graph:
+    host_3B: Tensor
+    """Pinned; the logits of the step before have been read, and so has this."""
+    inputs_3B: Tensor
+    logits_BV: Tensor
+    replay: Callable[[], None]
+
+
+class DecodeGraphs:
+    """Runs decode-only steps of at most `max_rows` rows on a model and an open cache.
+
+    Without `is_captured` (CPU) the same static step runs eagerly, for tests.
+    """
+
+    def __init__(
+        self, model: K3ForConditionalGeneration, cache: PagedCache, max_rows: int
+    ) -> None:
+        self._model, self._cache = model, _Unbooked(cache)
+        self._max_rows = max_rows
+        self._is_captured = cache.device.type == "cuda"
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
+
+    def takes(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> bool:
+        """Whether a step is one token of each of its requests, all of which want logits."""
+        if plan.prefills or not 0 < len(plan.decodes) <= self._max_rows:
+            return False
+        return all(
+            one.wants_logits
+            and one.start >= one.request.images_end
+            and not sequences[one.request].needs_prompt_logprobs
+            for one in plan.decodes
+        )
+
+    def run(self, plan: StepPlan) -> Tensor:
+        """Logits [B, V] of the plan's decodes; the next run of the same bucket overwrites them."""
+        rows = plan.decodes
+        num_rows = min(1 << (len(rows) - 1).bit_length(), self._max_rows)
+        most_tokens = max(one.stop for one in rows)
+        graph = self._graph(num_rows, self._num_columns(most_tokens))
+        ids = [one.request.rows[one.start] for one in rows]
+        padding = num_rows - len(rows)
+        slots, positions = [one.slot for one in rows], [one.start for one in rows]
+        inputs = [ids + [0] * padding, slots + [PADDED] * padding, positions + [0] * padding]
+        graph.host_3B.copy_(torch.tensor(inputs))
+        graph.inputs_3B.copy_(graph.host_3B, non_blocking=True)
+        graph.replay()
+        return graph.logits_BV[: len(rows)]
+
+    def _num_columns(self, num_tokens: int) -> int:
+        columns, wanted = FEWEST_COLUMNS, -(-num_tokens // self._cache.page_tokens)
+        while columns < wanted:
+            columns *= 2
+        return min(columns, self._cache.num_columns)
+
+    def _graph(self, num_rows: int, num_columns: int) -> _Graph:
+        key = (num_rows, num_columns)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(num_rows, num_columns)
+        return self._graphs[key]
+
+    @torch.inference_mode()
+    def _capture(self, num_rows: int, num_columns: int) -> _Graph:
+        host_3B = torch.zeros(3, num_rows, dtype=torch.int64, pin_memory=self._is_captured)
+        host_3B[1] = PADDED
+        inputs_3B = host_3B.to(self._cache.device, copy=True)
+
+        def step() -> Tensor:
+            most_tokens = num_columns * self._cache.page_tokens
+            batch = SequenceBatch.of_rows(inputs_3B[1], inputs_3B[2], self._cache, most_tokens)
+            logits = self._model.forward_packed(inputs_3B[0], batch).logits
+            assert logits is not None
+            return logits
+
+        if not self._is_captured:
+            logits_BV = step()
+
+            def replay() -> None:
+                logits_BV.copy_(step())
+
+            return _Graph(host_3B, inputs_3B, logits_BV, replay)
+        stream = torch.cuda.Stream(self._cache.device)
+        stream.wait_stream(torch.cuda.current_stream(self._cache.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP):
+                step()
+        torch.cuda.current_stream(self._cache.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits_BV = step()
+        return _Graph(host_3B, inputs_3B, logits_BV, graph.replay)

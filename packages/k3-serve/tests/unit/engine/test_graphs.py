@@ -1,0 +1,78 @@
+"""Decode steps on static inputs, as CUDA graphs replay them: the same logits."""
+
+import pytest
+import torch
+
+from k3_core.engine import Request, Sampling
+from k3_serve.engine.graphs import FEWEST_COLUMNS, DecodeGraphs
+from k3_serve.testing import SteppedEngine, tiny_model
+
+MODEL = tiny_model()
+UNIT = 16
+
+
+def engine(model=MODEL, has_graphs=True, **options):
+    made = SteppedEngine(model, max_batch=6, unit=UNIT, num_pages=200, token_budget=64, **options)
+    runner = made._runner
+    runner._graphs = DecodeGraphs(model, runner.cache, 6) if has_graphs else None
+    return made
+
+
+def requests(lengths, max_tokens=12):
+    return [
+        Request(
+            tuple((7 * i + t) % 200 for t in range(length)),
+            Sampling(temperature=0.0, max_tokens=max_tokens),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (3, 40, 17), (5, 6, 7, 8, 9, 33)])
+def test_static_steps_give_the_logits_of_ordinary_ones(lengths):
+    with_graphs, without = engine(), engine(has_graphs=False)
+    answers = [one.answer(requests(lengths)) for one in (with_graphs, without)]
+    assert [a.token_ids for a in answers[0]] == [a.token_ids for a in answers[1]]
+    assert with_graphs._runner._graphs._graphs
+    rows = zip(with_graphs.rows.values(), without.rows.values(), strict=True)
+    for own, expected in rows:
+        torch.testing.assert_close(torch.stack(own), torch.stack(expected), rtol=0, atol=1e-9)
+
+
+def test_buckets_of_rows_and_columns():
+    made = engine()
+    made.answer(requests((4, 4, 4), max_tokens=5))
+    graphs = made._runner._graphs
+    assert set(graphs._graphs) == {(4, FEWEST_COLUMNS)}
+    long = requests((UNIT * FEWEST_COLUMNS - 2,), max_tokens=6)
+    made.answer(long)
+    assert set(graphs._graphs) == {(4, 16), (1, 16), (1, 32)}
+
+
+def test_a_longest_sequence_that_is_no_power_of_two_of_pages():
+    made = engine(max_length=20 * UNIT)
+    made.answer(requests((19 * UNIT,), max_tokens=UNIT - 1))
+    assert set(made._runner._graphs._graphs) == {(1, 20)}
+
+
+def test_prefills_and_scored_prompts_run_as_they_are():
+    made = engine()
+    sampling = Sampling(temperature=0.0, max_tokens=1, has_prompt_logprobs=True)
+    made.answer([Request((1, 2, 3), sampling)])
+    assert not made._runner._graphs._graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_on_a_gpu_give_the_tokens_of_eager_steps(dtype):
+    model = tiny_model(dtype).to("cuda")
+    model.bind_ops("cuda", str(dtype).removeprefix("torch."))
+    answers = []
+    for has_graphs in (True, False):
+        made = engine(model, has_graphs=has_graphs)
+        answers.append([a.token_ids for a in made.answer(requests((3, 40, 17)))])
+        rows = torch.cat([torch.stack(own) for own in made.rows.values()])
+        assert not rows.isnan().any()
+        answers[-1].append(rows.cpu())
+    assert answers[0][:-1] == answers[1][:-1]
+    torch.testing.assert_close(answers[0][-1], answers[1][-1], rtol=1e-3, atol=1e-3)
