@@ -12,6 +12,7 @@ IMPLS = [
         _GRAPH | {"varlen", "state_in", "state_out"},
         "packed sequences, lengths found on the device",
     ),
+    triton_impl("rms_norm", _GRAPH, "one pass, a row a program"),
     triton_impl("gated_rms_norm", _GRAPH, "one pass, strided inputs"),
     triton_impl("situ_glu", _GRAPH, "one pass, halves of one matrix in place"),
     triton_impl("attn_res", _GRAPH, "every source read once, online softmax over the depth"),

@@ -20,6 +20,7 @@ MODEL_OPS = (
     "short_conv",
     "kda_chunk",
     "kda_step",
+    "rms_norm",
     "gated_rms_norm",
     "mla_prefill",
     "mla_decode",

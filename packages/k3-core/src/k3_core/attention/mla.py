@@ -39,12 +39,12 @@ class GatedMLA(nn.Module):
         model, eps = config.hidden_size, config.mla_norm_eps
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_a_proj = Linear(model, config.q_lora_rank, **like)
-        self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, **like)
+        self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, ops, **like)
         self.q_b_proj = Linear(
             config.q_lora_rank, self.num_heads * (self.nope_dim + self.rope_dim), **like
         )
         self.kv_a_proj_with_mqa = Linear(model, self.latent_dim + self.rope_dim, **like)
-        self.kv_a_layernorm = RMSNorm(self.latent_dim, eps, **like)
+        self.kv_a_layernorm = RMSNorm(self.latent_dim, eps, ops, **like)
         self.kv_b_proj = Linear(
             self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim), **like
         )

@@ -38,8 +38,8 @@ class DecoderLayer(nn.Module):
         feed_forward = parts.get("moe", "latent_moe" if config.is_moe_layer(layer) else "dense_mlp")
         self.ffn_name: str = feed_forward.attribute
         self.add_module(self.ffn_name, feed_forward(config, layer, parts.ops, **like))
-        self.input_layernorm = RMSNorm(model, eps, **like)
-        self.post_attention_layernorm = RMSNorm(model, eps, **like)
+        self.input_layernorm = RMSNorm(model, eps, parts.ops, **like)
+        self.post_attention_layernorm = RMSNorm(model, eps, parts.ops, **like)
         if mixer.has_sites:
             self.self_attention_res_norm = RMSNorm(model, eps, **like)
             self.self_attention_res_proj = Linear(model, 1, **like)
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         if self.mixer.has_sites:
             self.output_attn_res_norm = RMSNorm(model, eps, **like)
             self.output_attn_res_proj = Linear(model, 1, **like)
-        self.norm = RMSNorm(model, eps, **like)
+        self.norm = RMSNorm(model, eps, parts.ops, **like)
 
     def embed(self, input_ids_T: Tensor) -> Tensor:
         """Token embeddings [T, D]; raises IndexError for an id outside the vocabulary."""

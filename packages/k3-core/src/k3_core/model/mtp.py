@@ -50,15 +50,15 @@ class MTPLayer(nn.Module):
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         model, eps = config.hidden_size, config.rms_norm_eps
         self.layer = layer
-        self.enorm = RMSNorm(model, eps, **like)
-        self.hnorm = RMSNorm(model, eps, **like)
+        self.enorm = RMSNorm(model, eps, parts.ops, **like)
+        self.hnorm = RMSNorm(model, eps, parts.ops, **like)
         self.eh_proj = Linear(2 * model, model, **like)
         self.self_attn = parts.get("attention", "gated_mla")(config, layer, parts.ops, **like)
         moe = parts.get("moe", "latent_moe")
         self.ffn_name: str = moe.attribute
         self.add_module(self.ffn_name, moe(config, layer, parts.ops, **like))
-        self.input_layernorm = RMSNorm(model, eps, **like)
-        self.post_attention_layernorm = RMSNorm(model, eps, **like)
+        self.input_layernorm = RMSNorm(model, eps, parts.ops, **like)
+        self.post_attention_layernorm = RMSNorm(model, eps, parts.ops, **like)
         self.shared_head = SharedHead(config, **like)
         if not config.mtp_share_embeddings:
             self.embed_tokens = Linear(model, config.vocab_size, **like)

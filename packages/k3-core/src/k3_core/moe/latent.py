@@ -47,7 +47,7 @@ class LatentMoE(nn.Module):
             self.routed_expert_down_proj = Linear(model, latent, **like)
             self.routed_expert_up_proj = Linear(latent, model, **like)
             if config.latent_moe_use_norm:
-                self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps, **like)
+                self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps, ops, **like)
         self.experts = ExpertBank(config.num_experts, latent, config.moe_intermediate_size, **like)
         self.shared_experts = GatedMLP(config, config.shared_intermediate_size, ops, **like)
 

@@ -17,6 +17,7 @@ OP_NAMES = (
     "kda_replay",
     "kda_segment",
     "short_conv",
+    "rms_norm",
     "gated_rms_norm",
     "attn_res",
     "situ_glu",

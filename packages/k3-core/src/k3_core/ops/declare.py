@@ -19,6 +19,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "kda_replay": _UNBOUNDED | {"padded_rows", "conv_window"},
     "kda_segment": _VARLEN | _UNBOUNDED,
     "short_conv": _STATES,
+    "rms_norm": _BACKWARD,
     "gated_rms_norm": _BACKWARD,
     "attn_res": _BACKWARD,
     "situ_glu": _BACKWARD,

@@ -1,9 +1,13 @@
-"""Cases of gated_rms_norm, attn_res and situ_glu (report 1.4, 3, 4.1)."""
+"""Cases of rms_norm, gated_rms_norm, attn_res and situ_glu (report 1.4, 3, 4.1)."""
 
 from functools import partial
 
 from k3_core.testing.cases import Case
 from k3_core.testing.values import Call, Values
+
+
+def _plain_norm(v: Values, shape: tuple[int, ...]) -> Call:
+    return Call((v.act(*shape), v.act(shape[-1], scale=0.2) + 1.0), {"eps": 1e-6})
 
 
 def _norm(v: Values, tokens: int, heads: int, dim: int) -> Call:
@@ -23,6 +27,9 @@ def _glu(v: Values, shape: tuple[int, ...], linear_beta: float | None, scale: fl
 
 
 CASES = [
+    Case("rms_norm", "rows", partial(_plain_norm, shape=(9, 48))),
+    Case("rms_norm", "odd-width", partial(_plain_norm, shape=(2, 3, 17))),
+    Case("rms_norm", "no-tokens", partial(_plain_norm, shape=(0, 16))),
     Case("gated_rms_norm", "rows", partial(_norm, tokens=9, heads=3, dim=32)),
     Case("gated_rms_norm", "odd-width", partial(_norm, tokens=4, heads=1, dim=17)),
     Case("gated_rms_norm", "no-tokens", partial(_norm, tokens=0, heads=2, dim=16)),

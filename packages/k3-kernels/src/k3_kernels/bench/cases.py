@@ -91,6 +91,8 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("kda_replay", "rows", partial(_replay, s, rows=4 * s.rows)),
         Case("short_conv", "prefill", partial(_conv, s, lengths=(s.tokens // 4,) * 4)),
         Case("short_conv", "decode", partial(_conv, s, lengths=(1,) * s.rows)),
+        Case("rms_norm", "prefill", partial(_plain_norm, s, rows=s.tokens)),
+        Case("rms_norm", "decode", partial(_plain_norm, s, rows=s.rows)),
         Case("gated_rms_norm", "prefill", partial(_norm, s, tokens=s.tokens)),
         Case("gated_rms_norm", "decode", partial(_norm, s, tokens=s.rows)),
         Case("attn_res", "prefill", partial(_mix, s, tokens=s.tokens)),
@@ -167,6 +169,10 @@ def _conv(s: Sizes, v: Values, lengths: tuple[int, ...]) -> Call:
     state = v.act(len(lengths), channels, 3)
     named = {"initial_state_NCW": state, "output_final_state": True}
     return Call(args, {**named, **_packing(v, lengths)})
+
+
+def _plain_norm(s: Sizes, v: Values, rows: int) -> Call:
+    return Call((v.act(rows, s.width), v.act(s.width) + 1.0), {"eps": 1e-6})
 
 
 def _norm(s: Sizes, v: Values, tokens: int) -> Call:

@@ -1,20 +1,41 @@
-"""gated_rms_norm, situ_glu, attn_res and the two phases of the latter. T tokens, D width."""
+"""rms_norm, gated_rms_norm, situ_glu, attn_res and its two phases. T tokens, D width."""
 
 import pytest
 import torch
 
 from k3_core.ops.attn_res.reference import attn_res as mix_reference
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as norm_reference
+from k3_core.ops.rms_norm.reference import rms_norm as plain_reference
 from k3_core.ops.situ_glu.reference import situ_glu as glu_reference
 from k3_core.testing import relative_error
 from k3_kernels.attn_res.op import attn_res
 from k3_kernels.attn_res.phases import attn_res_blocks, attn_res_merge
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
+from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.situ_glu.op import situ_glu
 
 
 def _randn(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("width", [1, 33, 512])
+def test_plain_norm_of_strided_rows(width, device):
+    x, weight = _randn(5, 600, device=device)[:, 7 : 7 + width], _randn(width, device=device)
+    expected = plain_reference(x.double(), weight.double(), eps=1e-5)
+    assert relative_error(rms_norm(x, weight, eps=1e-5), expected) < 1e-6
+    stacked = rms_norm(x.view(5, 1, width), weight, eps=1e-5)
+    assert torch.equal(stacked[:, 0], rms_norm(x, weight, eps=1e-5))
+    with pytest.raises(ValueError, match="do not fit"):
+        rms_norm(x, torch.ones(width + 1, device=device), eps=1e-5)
+
+
+def test_plain_norm_rounds_before_the_weight(device):
+    x = (_randn(64, 96, device=device) * 3).half()
+    weight = _randn(96, device=device).half()
+    y = rms_norm(x, weight, eps=1e-5)
+    steps = (y.float() - plain_reference(x, weight, eps=1e-5).float()).abs() / y.float().abs()
+    assert (steps > 0).float().mean() < 0.01 and steps.max() < 2**-9
 
 
 def test_norm_of_strided_heads(device):

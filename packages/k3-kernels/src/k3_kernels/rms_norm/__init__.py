@@ -1,0 +1,1 @@
+"""Triton kernel of rms_norm."""

@@ -1,0 +1,21 @@
+"""RMSNorm over D in the released order (architecture 3). Bandwidth bound: x and y once.
+
+Legend: D width.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, x_stride, eps, D: tl.constexpr, DPAD: tl.constexpr):
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, DPAD)
+    mask = d < D
+    x = tl.load(x_ptr + row * x_stride + d, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
+    dtype = y_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + d, mask=mask, other=0.0).to(dtype)
+    # Rounded before the weight, as released.
+    tl.store(y_ptr + row * D + d, (x * scale).to(dtype) * weight, mask=mask)
