@@ -37,7 +37,7 @@ def moe_experts(
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
-    if idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(
+    if 0 < idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(
         x_TD, weight_Tk, *plain
     ):
         return _on_copies(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), activation)
