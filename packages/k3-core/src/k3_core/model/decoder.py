@@ -104,7 +104,7 @@ class Decoder(nn.Module):
         weight = self.embed_tokens.weight
         # On a GPU the look at the values would cost a sync.
         if input_ids_T.device.type == "cpu" and input_ids_T.numel():
-            low, high = int(input_ids_T.min()), int(input_ids_T.max())
+            low, high = (int(bound) for bound in input_ids_T.aminmax())
             if low < 0 or high >= len(weight):
                 raise IndexError(
                     f"ids are in {low}..{high}, the vocabulary is 0..{len(weight) - 1}"

@@ -1,7 +1,11 @@
 """Small numerical helpers that several references share."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+_NOTHING = nullcontext()
 
 
 def math_dtype(x: Tensor) -> torch.dtype:
@@ -12,3 +16,10 @@ def math_dtype(x: Tensor) -> torch.dtype:
 def rms_scale(x: Tensor, eps: float) -> Tensor:
     """rsqrt(mean(x^2) + eps) over the last axis of an `x` already in the math dtype."""
     return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """A block whose dtypes are its own, free of cost where autocast is off on the device of `x`."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return _NOTHING
+    return torch.autocast(x.device.type, enabled=False)

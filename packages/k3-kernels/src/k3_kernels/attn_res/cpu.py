@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from k3_core.ops.math import math_dtype
+from k3_core.ops.math import math_dtype, without_autocast
 from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
+
+MAX_STACKED = 2**14
+"""Values of a source up to which a copy of all sources costs less than an op for each of them."""
 
 
 def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
@@ -31,12 +34,26 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
     if needs_grad(query_D, *values):
         result: Tensor = _AttnRes.apply(eps, query_D, *values)
         return result
+    if values[0].numel() <= MAX_STACKED:
+        return _on_stack(values, query_D, eps)
     return _forward(values, query_D, eps)[0]
+
+
+def _on_stack(values: Sequence[Tensor], query_D: Tensor, eps: float) -> Tensor:
+    """The mix of a few tokens, in as few ops as it takes; sources first."""
+    with without_autocast(query_D):
+        sources_STD = torch.stack([value.to(query_D.dtype) for value in values])
+        products_ST = torch.linalg.vecdot(sources_STD, query_D)
+        squares_ST = torch.linalg.vecdot(sources_STD, sources_STD)
+        scales_ST = squares_ST.div_(query_D.shape[0]).add_(eps).rsqrt_()
+        weights_ST = scales_ST.mul_(products_ST).softmax(0)
+        mixed_TD = sources_STD.mul_(weights_ST.unsqueeze(-1)).sum(0)
+    return mixed_TD.to(values[-1].dtype)
 
 
 def _forward(values: Sequence[Tensor], query_D: Tensor, eps: float) -> tuple[Tensor, ...]:
     """The mix; then products with the query, normalising factors and weights, each [T, S]."""
-    with torch.autocast(query_D.device.type, enabled=False):
+    with without_autocast(query_D):
         sources = [value.to(query_D.dtype) for value in values]
         products = torch.stack([torch.linalg.vecdot(x, query_D) for x in sources], dim=-1)
         squares = torch.stack([torch.linalg.vecdot(x, x) for x in sources], dim=-1)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import L2_EPS, log_decay
-from k3_core.ops.kda_step.inputs import check_step
-from k3_core.ops.math import math_dtype
+from k3_core.ops.kda_step.inputs import StepArgs, check_step
+from k3_core.ops.math import math_dtype, without_autocast
 
 
 @torch.no_grad()
@@ -47,10 +47,12 @@ def kda_step(
     is_full = len(rows) == len(commits)
     rows_R = None if is_full else torch.tensor(rows, device=q_BWHK.device)
     slots_R = (slots_B if rows_R is None else slots_B[rows_R]).long()
+    if is_full and commits == [1] * len(rows) and writes_BWHV is None and q_BWHK.shape[1] == 1:
+        return _one_token(args, state_SHVK, slots_R, lower_bound, scale)
     left = [commits[row] for row in rows]
     state_RHVK = state_SHVK.index_select(0, slots_R)
     outputs, writes = [], []
-    with torch.autocast(q_BWHK.device.type, enabled=False):
+    with without_autocast(q_BWHK):
         q, k, v, gate, beta = (x if rows_R is None else x[rows_R] for x in args[:5])
         tokens = _by_token(q, k, v, gate, beta, A_log_H, dt_bias_HK, lower_bound=lower_bound)
         for w, (decay, kq, k_dot_q, v, beta) in enumerate(tokens, 1):
@@ -71,6 +73,35 @@ def kda_step(
     if rows_R is None:
         return o_RWHV.to(v_BWHV.dtype)
     return torch.zeros_like(v_BWHV).index_copy_(0, rows_R, o_RWHV.to(v_BWHV.dtype))
+
+
+def _one_token(
+    args: StepArgs,
+    state_SHVK: Tensor,
+    slots_B: Tensor,
+    lower_bound: float | None,
+    scale: float | None,
+) -> Tensor:
+    """The step of plain decoding: one token of every row, kept."""
+    dtype, num_keys = math_dtype(args[0]), args[0].shape[3]
+    with without_autocast(state_SHVK):
+        k_B1HK, q_B1HK, v_B1HV, gate_B1HK, beta_B1H, A_log_H, dt_bias_HK = (
+            x if x.dtype == dtype else x.to(dtype) for x in (args[1], args[0], *args[2:])
+        )
+        kq_BH2K = torch.cat((k_B1HK, q_B1HK), dim=1).transpose(1, 2)
+        squares_BH2 = torch.linalg.vecdot(kq_BH2K, kq_BH2K)
+        kq_BH2K = kq_BH2K * squares_BH2.add_(L2_EPS).rsqrt_().unsqueeze(-1)
+        decay_BH1K = log_decay(gate_B1HK, A_log_H, dt_bias_HK, lower_bound).exp_().transpose(1, 2)
+        state_BHVK = state_SHVK.index_select(0, slots_B).mul_(decay_BH1K)
+        k_reads_BHV, q_reads_BHV = (state_BHVK @ kq_BH2K.mT).unbind(-1)
+        write_BHV = (v_B1HV[:, 0] - k_reads_BHV).mul_(beta_B1H.sigmoid().mT)
+        k_BHK, q_BHK = kq_BH2K.unbind(-2)
+        state_BHVK.addcmul_(write_BHV.unsqueeze(-1), k_BHK.unsqueeze(-2))
+        state_SHVK.index_copy_(0, slots_B, state_BHVK)
+        k_dot_q_BH1 = torch.linalg.vecdot(k_BHK, q_BHK).unsqueeze(-1)
+        o_BHV = torch.addcmul(q_reads_BHV, write_BHV, k_dot_q_BH1)
+        o_BHV.mul_(num_keys**-0.5 if scale is None else scale)
+    return o_BHV.to(args[2].dtype).unsqueeze(1)
 
 
 def _by_token(

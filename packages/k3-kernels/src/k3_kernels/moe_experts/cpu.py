@@ -1,8 +1,11 @@
 """moe_experts on a CPU: rows sorted by expert once, one matmul per expert that was hit.
 
+A few tokens of small experts take copies of their experts instead and one batched product for all:
+such a call is as long as the number of its ops.
 R rows sorted by expert (tokens x routes), E experts, I and O input and output width.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -11,10 +14,14 @@ from torch import Tensor
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
+from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
 
 Hits = list[tuple[int, int]]
 """(expert, its rows) of the experts that got any, in order."""
+
+MAX_COPIED = 2**18
+"""Weights of a stack that are copied at most: they stay in the cache of a core."""
 
 
 def moe_experts(
@@ -29,11 +36,41 @@ def moe_experts(
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
+    if 0 < idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(
+        x_TD, weight_Tk, *plain
+    ):
+        return _on_copies(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), activation)
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
     hits = [(expert, count) for expert, count in enumerate(counts.tolist()) if count]
     rows = x_TD.index_select(0, order // idx_Tk.shape[1])
     hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
     return combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
+
+
+def _on_copies(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    stacks: tuple[ExpertStack, ExpertStack, ExpertStack],
+    activation: Activation,
+) -> Tensor:
+    """Every route with its own copy of its expert's matrices."""
+    flat, (num_tokens, num_routes) = idx_Tk.reshape(-1), idx_Tk.shape
+    gate, up, down_RDI = (_copies(stack, flat, x_TD.dtype) for stack in stacks)
+    # The routes of a token read the same row, so their matrices are one.
+    x_T1D, shape = x_TD.unsqueeze(1), (num_tokens, -1, x_TD.shape[1])
+    hidden_T1H = activation(x_T1D @ gate.view(shape).mT, x_T1D @ up.view(shape).mT)
+    hidden_R1I = hidden_T1H.view(num_tokens * num_routes, 1, -1)
+    y_TkD = torch.bmm(hidden_R1I, down_RDI.mT).view(num_tokens, num_routes, -1)
+    y_TkD = y_TkD.to(math_dtype(x_TD))
+    return (y_TkD * weight_Tk.to(y_TkD.dtype).unsqueeze(-1)).sum(1).to(x_TD.dtype)
+
+
+def _copies(stack: ExpertStack, flat: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(stack, Tensor):
+        return stack.index_select(0, flat).to(dtype)
+    return stack[flat].dequantize(dtype)
 
 
 def sort_by_expert(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.short_conv.inputs import check_inputs
+from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
 
 
@@ -75,8 +76,22 @@ def causal_conv(
     lengths = check_inputs(x_TC, weight_C1W, cu_seqlens_N1, seqlens, initial_state_NCW)
     if initial_state_NCW is None:
         initial_state_NCW = x_TC.new_zeros(len(lengths), x_TC.shape[1], weight_C1W.shape[2] - 1)
+    is_decode = len(x_TC) == len(lengths) and min(lengths, default=0) == 1
+    if is_decode and not needs_grad(x_TC, weight_C1W, initial_state_NCW):
+        return _one_token(x_TC, weight_C1W[:, 0], initial_state_NCW, has_silu)
     layout = _layout(lengths, weight_C1W.shape[2] - 1, x_TC.device)
     return _ShortConv.apply(x_TC, weight_C1W, initial_state_NCW, layout, has_silu)
+
+
+def _one_token(
+    x_NC: Tensor, weight_CW: Tensor, state_NCW: Tensor, has_silu: bool
+) -> tuple[Tensor, Tensor]:
+    """Every sequence goes on by one token: a product of its last W inputs with the taps."""
+    dtype = math_dtype(x_NC)
+    window_NCW = torch.cat((state_NCW.to(dtype), x_NC.to(dtype).unsqueeze(-1)), dim=-1)
+    sums_NC = torch.linalg.vecdot(window_NCW, weight_CW.to(dtype))
+    y_NC = F.silu(sums_NC).to(x_NC.dtype) if has_silu else sums_NC
+    return y_NC, window_NCW[..., 1:].to(state_NCW.dtype)
 
 
 class _ShortConv(torch.autograd.Function):

@@ -52,7 +52,7 @@ def check_routes(x_TD: Tensor, idx_Tk: Tensor, weight_Tk: Tensor, num_experts: i
     # On a GPU the look at the values would cost a sync.
     if idx_Tk.device.type != "cpu" or not idx_Tk.numel():
         return
-    low, high = int(idx_Tk.min()), int(idx_Tk.max())
+    low, high = (int(bound) for bound in idx_Tk.aminmax())
     if low < 0 or high >= num_experts:
         raise ValueError(
             f"moe_experts: expert indices are in {low}..{high}, allowed are 0..{num_experts - 1}"
