@@ -1,11 +1,12 @@
 """Kimi Delta Attention (report 1.1, architecture 3.2).
 
-T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width,
-J = W - 1 remembered inputs, E checkpoints, G = C or K.
+T tokens, D model width, H heads, K = V head dim, C = H K channels, N sequences, W conv width (of
+B rows in a decode step: tokens a row), J = W - 1 remembered inputs, E checkpoints, G = C or K.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,9 +78,11 @@ class KimiDeltaAttention(nn.Module):
         qkv_TC, decay_TK, beta_TH, gate_TG = project(x_TD, self.parallel_linears)
         qkv, windows_ECJ = self._convolved(qkv_TC, batch)
         inputs = (*qkv, self._heads(self.f_b_proj(decay_TK)), beta_TH)
-        split = batch.num_decode
+        split = batch.num_decode_tokens
         parts = []
-        if split:
+        if split and batch.is_verify:
+            parts.append(self._verify([x[:split] for x in inputs], qkv_TC[:split], batch))
+        elif split:
             parts.append(self._step([x[:split] for x in inputs], batch.decoding))
         if split == 0 or not batch.is_decode:
             parts.append(self._chunk([x[split:] for x in inputs], batch, windows_ECJ))
@@ -120,7 +123,9 @@ class KimiDeltaAttention(nn.Module):
         )
         windows_ECJ = None
         if batch.cache is not None and initial_NCJ is not None:
-            batch.cache.conv_state(self.layer)[batch.slots_N] = final_NCJ.to(initial_NCJ.dtype)
+            first = batch.num_decode if batch.is_verify else 0  # those are moved by `_replay`
+            moved = batch.slots_N[first:]
+            batch.cache.conv_state(self.layer)[moved] = final_NCJ[first:].to(initial_NCJ.dtype)
             if batch.checkpoints is not None:
                 offsets = batch.checkpoints.offsets
                 windows_ECJ = _windows(qkv_TC, initial_NCJ, batch.seqlens, offsets)
@@ -167,6 +172,45 @@ class KimiDeltaAttention(nn.Module):
             lower_bound=self.lower_bound,
         )
         return o_BWHV[:, 0]
+
+    def _verify(self, inputs: list[Tensor], qkv_TC: Tensor, batch: SequenceBatch) -> Tensor:
+        """Outputs of several tokens a row; the states wait for `_replay` (report 1.8)."""
+        part = batch.decoding
+        assert part.cache is not None
+        state_SHVK = part.cache.kda_state(self.layer)
+        q, k_BWHK, v_BWHV, gate_BWHK, beta = (part.rows(x) for x in inputs)
+        writes_BWHV = torch.empty_like(v_BWHV, dtype=state_SHVK.dtype)
+        o_BWHV = self.ops.kda_step(
+            *(q, k_BWHK, v_BWHV, gate_BWHK, beta),
+            *self._decay(),
+            state_SHVK=state_SHVK,
+            slots_B=part.slots_N,
+            lower_bound=self.lower_bound,
+            writes_BWHV=writes_BWHV,
+        )
+        records = (k_BWHK, gate_BWHK, writes_BWHV)
+        batch.replays.append(partial(self._replay, part, records, part.rows(qkv_TC)))
+        return part.tokens(o_BWHV)
+
+    def _replay(
+        self,
+        batch: SequenceBatch,
+        records: tuple[Tensor, Tensor, Tensor],
+        x_BWC: Tensor,
+        num_accepted_B: Tensor,
+    ) -> None:
+        """Applies the accepted tokens of a verify step: `records` are its k, gate and writes."""
+        assert batch.cache is not None
+        self.ops.kda_replay(
+            *records,
+            *self._decay(),
+            state_SHVK=batch.cache.kda_state(self.layer),
+            slots_B=batch.slots_N,
+            num_accepted_B=num_accepted_B,
+            lower_bound=self.lower_bound,
+            x_BWC=x_BWC,
+            window_SCR=batch.cache.conv_state(self.layer),
+        )
 
 
 def _windows(

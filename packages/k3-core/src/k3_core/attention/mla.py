@@ -63,7 +63,7 @@ class GatedMLA(nn.Module):
         latent_TX = self._normed(latent_TX)
         if batch.cache is not None:
             batch.cache.append_latent(self.layer, batch, latent_TX)
-        split = batch.num_decode
+        split = batch.num_decode_tokens
         parts = []
         if split:
             parts.append(self._decode(q_THD[:split], batch.decoding))
@@ -117,6 +117,9 @@ class GatedMLA(nn.Module):
         """Absorbed form: queries and outputs in the latent space, no expanded keys or values."""
         assert batch.cache is not None
         pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch)
+        lengths = batch.lengths_N
+        if batch.is_verify:  # a row a token, each seeing the tokens up to its own
+            table_NM, lengths = table_NM[batch.sequence_T], batch.positions_T + 1
         w_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
         w_key_HNC, w_value_HVC = w_HDC.split((self.nope_dim, self.value_dim), dim=1)
         q_nope, q_rope = q_THD.split((self.nope_dim, self.rope_dim), dim=-1)
@@ -125,7 +128,7 @@ class GatedMLA(nn.Module):
             q_rope,
             pages_PLX,
             table_NM,
-            batch.lengths_N,
+            lengths,
             scale=self.scale,
         )
         return torch.einsum("thc,hvc->thv", o_latent_THC, w_value_HVC)

@@ -7,7 +7,7 @@ inputs that a convolution of W taps remembers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -39,7 +39,9 @@ class SequenceBatch:
     """N sequences laid one after the other in a packed batch of T tokens.
 
     The first `num_decode` sequences continue their caches by one token each: attention takes
-    them through its decode ops and the rest through its prefill ops, in one forward.
+    them through its decode ops and the rest through its prefill ops, in one forward. When
+    `is_verify`, they have one or a few tokens, of which the last may turn out wrong: the forward
+    leaves their recurrent states and lengths as they are until `accept` says how many count.
     """
 
     seqlens: tuple[int, ...]
@@ -56,9 +58,15 @@ class SequenceBatch:
     """Replayed routing by 0-based layer: expert indices [T, k] (weights then follow from the
     current router), or a pair of indices and weights."""
     num_decode: int = 0
-    """Leading sequences of one token that the decode ops take; needs a cache."""
+    """Leading sequences that the decode ops take, of one token unless `is_verify`; needs a
+    cache."""
     checkpoints: Checkpoints | None = None
     """Where KDA states inside the batch go; offsets of decoding sequences are empty."""
+    is_verify: bool = False
+    """Whether the decoding sequences end in drafted tokens (speculative decoding)."""
+    replays: list[Callable[[Tensor], None]] = field(default_factory=list)
+    """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
+    by the given numbers of their tokens, int64 [num_decode]."""
 
     @classmethod
     def from_lengths(
@@ -72,12 +80,13 @@ class SequenceBatch:
         routes: Mapping[int, Tensor | tuple[Tensor, Tensor]] | None = None,
         num_decode: int | None = None,
         checkpoints: Checkpoints | None = None,
+        is_verify: bool = False,
     ) -> SequenceBatch:
         """Build a batch from host lengths.
 
         With a cache, `slots` defaults to 0..N-1, `starts` to what the cache holds, and
-        `num_decode` to the number of leading sequences of one token. Slot -1 is a padded row.
-        Raises ValueError for a negative length, slots or a `num_decode` that do not fit.
+        `num_decode` to the number of leading sequences of one token; `is_verify` allows any
+        number of tokens, from one on. Slot -1 is a padded row. Raises ValueError for a negative length, slots or a `num_decode` that do not fit.
         """
         lengths = tuple(int(length) for length in seqlens)
         if any(length < 0 for length in lengths):
@@ -85,14 +94,7 @@ class SequenceBatch:
         chosen = _check_slots(lengths, cache, slots)
         if starts is None:
             starts = [0] * len(lengths) if cache is None else [cache.lengths[s] for s in chosen]
-        leading = sum(1 for _ in takewhile(lambda n: n == 1, lengths)) if cache is not None else 0
-        if num_decode is None:
-            num_decode = leading
-        elif not 0 <= num_decode <= leading:
-            raise ValueError(
-                f"num_decode {num_decode} is not in 0..{leading}, the leading sequences of one "
-                f"token with a cache; the lengths are {lengths}"
-            )
+        num_decode = _check_decode(lengths, cache, num_decode, is_verify)
         offsets = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
         return cls(
             seqlens=lengths,
@@ -103,6 +105,7 @@ class SequenceBatch:
             routes=dict(routes or {}),
             num_decode=num_decode,
             checkpoints=checkpoints,
+            is_verify=is_verify,
         )
 
     @classmethod
@@ -133,8 +136,13 @@ class SequenceBatch:
         return sum(self.seqlens)
 
     @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of the decoding sequences, which come first."""
+        return sum(self.seqlens[: self.num_decode])
+
+    @property
     def is_decode(self) -> bool:
-        """True when every sequence continues its cache by exactly one token."""
+        """True when every sequence continues its cache through the decode ops."""
         return self.cache is not None and self.num_decode == len(self.seqlens)
 
     @cached_property
@@ -148,15 +156,29 @@ class SequenceBatch:
         return self if self.num_decode == 0 else self._part(self.num_decode, len(self.seqlens))
 
     def _part(self, first: int, last: int) -> SequenceBatch:
-        """Sequences first:last; those before `first` have one token each."""
+        """Sequences first:last."""
         return SequenceBatch(
             seqlens=self.seqlens[first:last],
-            cu_seqlens_N1=self.cu_seqlens_N1[first : last + 1] - first,
+            cu_seqlens_N1=self.cu_seqlens_N1[first : last + 1] - sum(self.seqlens[:first]),
             starts=self.starts[first:last],
             cache=self.cache,
             slots=self.slots[first:last],
             num_decode=max(self.num_decode - first, 0),
+            is_verify=self.is_verify,
         )
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """Makes the first `counts[i]` tokens of decoding sequence i final, after a verify forward.
+
+        States and convolution windows move by as many tokens; latents of the others are
+        overwritten by what comes next.
+        """
+        assert self.cache is not None and self.is_verify
+        num_accepted_B = torch.tensor(tuple(counts), dtype=torch.int64)
+        num_accepted_B = num_accepted_B.to(self.cu_seqlens_N1.device, non_blocking=True)
+        for replay in self.replays:
+            replay(num_accepted_B)
+        self.cache.advance(self.slots[: self.num_decode], tuple(counts))
 
     @cached_property
     def slots_N(self) -> Tensor:
@@ -191,6 +213,38 @@ class SequenceBatch:
         spans = zip(self.starts, self.total_lengths, strict=True)
         return self._per_token([t for start, stop in spans for t in range(start, stop)])
 
+    @cached_property
+    def sequence_T(self) -> Tensor:
+        """The sequence of each token, int64 [T]."""
+        return self._per_token([n for n, count in enumerate(self.seqlens) for _ in range(count)])
+
+    def rows(self, x_T: Tensor) -> Tensor:
+        """[T, ...] -> [N, W, ...] with W the longest length; shorter ones repeat their last token.
+
+        Lengths are at least 1.
+        """
+        if len(set(self.seqlens)) == 1:
+            return x_T.unflatten(0, (len(self.seqlens), -1))
+        return x_T[self._row_index_NW]
+
+    def tokens(self, x_NW: Tensor) -> Tensor:
+        """The inverse of `rows`."""
+        if len(set(self.seqlens)) == 1:
+            return x_NW.flatten(0, 1)
+        return x_NW[self.sequence_T, self.positions_T - self._starts_N[self.sequence_T]]
+
+    @cached_property
+    def _starts_N(self) -> Tensor:
+        return self._per_token(list(self.starts))
+
+    @cached_property
+    def _row_index_NW(self) -> Tensor:
+        offset, width, index = 0, max(self.seqlens), []
+        for length in self.seqlens:
+            index.append([offset + min(w, length - 1) for w in range(width)])
+            offset += length
+        return torch.tensor(index, dtype=torch.int64).to(self.cu_seqlens_N1.device)
+
     def _per_token(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.cu_seqlens_N1.device)
 
@@ -204,6 +258,23 @@ class SequenceBatch:
                 mask[offset] = True
             offset += length
         return mask.to(self.cu_seqlens_N1.device)
+
+
+def _check_decode(
+    lengths: tuple[int, ...], cache: Cache | None, num_decode: int | None, is_verify: bool
+) -> int:
+    """The number of decoding sequences, by default that of leading sequences of one token."""
+    fits = (lambda n: n >= 1) if is_verify else (lambda n: n == 1)
+    leading = sum(1 for _ in takewhile(fits, lengths)) if cache is not None else 0
+    if num_decode is None:
+        return leading
+    if not 0 <= num_decode <= leading:
+        kind = "some tokens" if is_verify else "one token"
+        raise ValueError(
+            f"num_decode {num_decode} is not in 0..{leading}, the leading sequences of {kind} "
+            f"with a cache; the lengths are {lengths}"
+        )
+    return num_decode
 
 
 def _check_slots(

@@ -181,7 +181,8 @@ class K3ForConditionalGeneration(nn.Module):
         """One pass over packed tokens: training, prefill, decode or a mixture (design 4).
 
         Give ids [T] or embeddings [T, D]. `logit_rows` (int64) selects the tokens whose logits
-        are wanted. The batch's cache is read, written and advanced.
+        are wanted. The batch's cache is read, written and advanced; of a verify batch, call
+        `batch.accept` next.
         """
         decoder = self.language_model.model
         recorder = Recorder(output_hidden_states)
@@ -201,7 +202,8 @@ class K3ForConditionalGeneration(nn.Module):
             logits = self.language_model.lm_head(rows).to(state_dtype(self.dtype))
             recorder.add("logits", logits)
         if batch.cache is not None:
-            batch.cache.advance(batch.slots, batch.seqlens)
+            first = batch.num_decode if batch.is_verify else 0  # those wait for `accept`
+            batch.cache.advance(batch.slots[first:], batch.seqlens[first:])
         return PackedOutput(logits, hidden_TD, mix_TD, recorder.values)
 
     def forward(

@@ -30,9 +30,11 @@ from k3_serve.engine.request import RequestState
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
 from k3_serve.observer import Observer, Silent
+from k3_serve.spec import MAX_REQUESTS, Drafter, Speculation, draw_spans, make_drafter
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
+    from k3_core.model.batch import SequenceBatch
     from k3_core.tokenizer import K3Tokenizer
 
 EXPECTED_OUTPUT = 512
@@ -58,7 +60,8 @@ class ContinuousEngine(ThreadedEngine):
     `cache_bytes` None takes 1 GiB on a CPU and 80% of the free memory of a GPU; `num_pages`
     overrides it. A forward has at most `token_budget` rows: the fewest at which prefill is fast,
     since that is how long a short request waits for the step that runs (None takes 256 on a CPU
-    and 4096 on a GPU).
+    and 4096 on a GPU). `draft` names one of `k3_serve.spec.DRAFTS`, or is one: up to `draft_tokens`
+    guessed tokens a request are verified in a step while at most `draft_max_requests` decode.
     """
 
     def __init__(
@@ -76,8 +79,16 @@ class ContinuousEngine(ThreadedEngine):
         classes: tuple[RequestClass, ...] = CLASSES,
         version: int = 0,
         observer: Observer | None = None,
+        draft: str | Drafter | None = None,
+        draft_tokens: int = 4,
+        draft_max_requests: int = MAX_REQUESTS,
     ) -> None:
         self._observer = observer or Silent()
+        if isinstance(draft, str):
+            draft = make_drafter(draft, model, max_batch)
+        self._speculation = Speculation(
+            draft, self._observer, num_tokens=draft_tokens, max_requests=draft_max_requests
+        )
         self._runner = PagedRunner(model, page_tokens or unit)
         self._unit, self._classes, self._num_slots = unit, classes, max_batch
         if token_budget is None:
@@ -108,6 +119,7 @@ class ContinuousEngine(ThreadedEngine):
             self._leave_queue(state)
         self._states.clear()
         self._by_state.clear()
+        self._speculation.reset()
         self._scheduler = self._new_scheduler()
 
     def _new_scheduler(self) -> Scheduler:
@@ -186,6 +198,7 @@ class ContinuousEngine(ThreadedEngine):
         state = self._states.pop(sequence)
         del self._by_state[state]
         self._scheduler.remove(state)
+        self._speculation.forget(state)
         self._leave_queue(state)
 
     def _replace_weights(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -197,6 +210,7 @@ class ContinuousEngine(ThreadedEngine):
 
     def _requeue_all(self) -> None:
         """Every request starts over, under keys of the present version."""
+        self._speculation.reset()
         for sequence, state in self._states.items():
             if state.is_running:
                 self._scheduler.preempt(state)
@@ -219,6 +233,7 @@ class ContinuousEngine(ThreadedEngine):
 
     def _step(self) -> None:
         begin = time.perf_counter()
+        self._speculation.propose(self._by_state, self._unit)
         plan = self._scheduler.schedule()
         self._note_admitted(plan)
         planned = time.perf_counter()
@@ -281,20 +296,28 @@ class ContinuousEngine(ThreadedEngine):
                 sequence.prompt_logprobs += scores
             if one.wants_logits and not sequence.is_prefilled:
                 sequence.end_prefill()
-        states = [one.request for one in plan.slices if one.wants_logits]
-        counts = {state: len(self._by_state[state].ids) for state in states}
-        self._draw([self._by_state[state] for state in states], logits.next_BV)
-        tokens, failed = {}, []
-        for state in states:
-            sequence = self._by_state[state]
-            if len(sequence.ids) > counts[state]:
-                tokens[state] = sequence.ids[-1]
-            if sequence.has_failed:
-                failed.append(state)
-        self._scheduler.complete(plan, tokens, failed)
-        for state in states:
+        wanting = [one for one in plan.slices if one.wants_logits]
+        drawn = draw_spans(wanting, self._by_state, logits.next_BV, self._draw)
+        if logits.batch is not None:
+            self._accept(plan, logits.batch, drawn)
+        self._speculation.settle(plan, drawn, self._by_state)
+        failed = [state for state in drawn if self._by_state[state].has_failed]
+        tokens = {state: span[-1] for state, span in drawn.items() if span}
+        accepted = {state: span[:-1] for state, span in drawn.items()}
+        self._scheduler.complete(plan, tokens, failed, accepted)
+        for state in drawn:
             if self._by_state[state].is_ended:
                 self._release(self._by_state[state])
+        self._speculation.observe(plan, logits.mix_TD)
+
+    def _accept(
+        self, plan: StepPlan, batch: SequenceBatch, drawn: dict[RequestState, list[int]]
+    ) -> None:
+        """The rows that count are those in front of each drawn token."""
+        begin = time.perf_counter()
+        counts = [one.num_kept(drawn.get(one.request, [])) for one in plan.decodes]
+        self._runner.accept(plan, batch, counts)
+        self._observer.observe("k3_spec_replay_seconds", time.perf_counter() - begin)
 
     def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
         """One token for each sequence."""

@@ -20,6 +20,7 @@ class Draft:
     _restored: dict[RequestState, Checkpoint | None] = field(default_factory=dict)
     _copies: dict[RequestState, tuple[int, int]] = field(default_factory=dict)
     _preempted: dict[RequestState, None] = field(default_factory=dict)
+    _drafted: dict[RequestState, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -39,6 +40,19 @@ class Draft:
         else:
             self._decodes.pop(request, None)
 
+    def verify(self, unit: int, room: int) -> None:
+        """Adds to the decodes what was drafted for them, up to `room` rows in all.
+
+        A span ends with its unit at the latest, where a state may have to be saved; so it needs
+        no further page either.
+        """
+        for request in self._decodes:
+            ids = request.draft[: min(request.room_in_unit(unit), room)]
+            if ids and self._stops[request] == len(request.rows):
+                self._drafted[request] = ids
+                self._stops[request] += len(ids)
+                room -= len(ids)
+
     def admit(self, request: RequestState, checkpoint: Checkpoint | None) -> None:
         """Plans to fill the request's slot, from a claimed checkpoint or empty."""
         self._restored[request] = checkpoint
@@ -52,6 +66,7 @@ class Draft:
         self._starts.pop(request, None)
         self._stops.pop(request, None)
         self._decodes.pop(request, None)
+        self._drafted.pop(request, None)
         checkpoint = self._restored.pop(request, None)
         source = self._copies.pop(request, None)
         self._preempted[request] = None
@@ -70,8 +85,9 @@ class Draft:
 
     def _slice(self, request: RequestState) -> Slice:
         start, stop = self._starts[request], self._stops[request]
-        is_last = stop == len(request.rows)
-        return Slice(request, start, stop, request.slot, request.pages, is_last)
+        drafted = self._drafted.get(request, ())
+        is_last = stop - len(drafted) == len(request.rows)
+        return Slice(request, start, stop, request.slot, request.pages, is_last, drafted)
 
     def plan(self) -> StepPlan:
         """The finished step."""

@@ -25,7 +25,8 @@ class Restore:
 class Slice:
     """Rows start:stop of a request, all before them being computed.
 
-    `pages` hold at least `stop` rows; it is the request's live table. A decode is one row.
+    `pages` hold at least `stop` rows; it is the request's live table. A decode is one row and,
+    behind it, those that were drafted: the request has these only once they are accepted.
     """
 
     request: RequestState
@@ -35,11 +36,22 @@ class Slice:
     pages: Sequence[int]
     wants_logits: bool
     """Whether the last row's logits give the next token."""
+    draft: tuple[int, ...] = ()
+    """Token ids of the last rows, which the step verifies."""
 
     @property
     def num_tokens(self) -> int:
         """Rows of the slice."""
         return self.stop - self.start
+
+    def num_kept(self, drawn: Sequence[int]) -> int:
+        """Rows that count when these tokens were drawn: all but the drafted ones that differ."""
+        return self.num_tokens - len(self.draft) + max(len(drawn) - 1, 0)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token id of each row."""
+        return [*self.request.rows[self.start : self.stop], *self.draft]
 
 
 @dataclass(frozen=True)

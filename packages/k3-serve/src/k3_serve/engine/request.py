@@ -54,6 +54,8 @@ class RequestState:
     """A step that it took part in failed: it runs alone until its prompt is computed."""
     num_refusals: int = 0
     """Steps in which it was not admitted for lack of room."""
+    draft: tuple[int, ...] = ()
+    """Token ids that may follow `rows`, for the next step to verify."""
 
     @property
     def is_running(self) -> bool:
@@ -70,9 +72,17 @@ class RequestState:
         """Smaller is served first and preempted last."""
         return (-self.priority, self.arrival)
 
+    def room_in_unit(self, unit: int) -> int:
+        """Rows behind the present ones up to the end of the unit of the last one."""
+        return -len(self.rows) % unit
+
     def key_at(self, num_tokens: int, unit: int) -> bytes:
-        """The key of a prefix of whole units."""
-        return self.unit_keys(unit)[num_tokens // unit - 1]
+        """The key of a prefix of whole units, which may end in drafted rows."""
+        keys = self.unit_keys(unit)
+        if num_tokens > len(self.rows):
+            rows = [*self.rows, *self.draft]
+            keys = extend_unit_keys([*keys], self.seed, rows, unit, self.images)
+        return keys[num_tokens // unit - 1]
 
     def unit_keys(self, unit: int) -> list[bytes]:
         """The keys of all whole units so far."""
@@ -81,7 +91,7 @@ class RequestState:
     def abandon(self) -> None:
         """Lets go of a slot and pages whose books are gone."""
         self.slot, self.pages, self.num_computed = NO_SLOT, [], 0
-        self.wanted, self.moving, self.num_refusals = {}, None, 0
+        self.wanted, self.moving, self.num_refusals, self.draft = {}, None, 0, ()
 
     def restart(self, seed: bytes) -> None:
         """Other weights: all rows are to be computed again, under new keys."""

@@ -6,15 +6,15 @@ V vocabulary, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from k3_core.engine.runner import copy_weights, embed_images
-from k3_core.engine.sequence import Sequence
+from k3_core.engine.sequence import Sequence as Generation
 from k3_core.model.batch import SequenceBatch
 from k3_core.modules import join
 from k3_serve.cache.arena import Arena, ArenaLayout
@@ -40,9 +40,13 @@ class StepLogits:
     """What the forward of a step gives."""
 
     next_BV: Tensor
-    """For the slices that want logits, in the order of the plan."""
+    """For the slices that want logits, in the order of the plan; 1 + len(draft) rows each."""
     prompts: dict[RequestState, Tensor]
     """All rows of the slices of requests that score their prompt."""
+    mix_TD: Tensor | None = None
+    """What an MTP layer reads, of all rows of the forward."""
+    batch: SequenceBatch | None = None
+    """The forward's batch when it has drafted rows: `accept` comes next."""
 
 
 class PagedRunner:
@@ -81,7 +85,7 @@ class PagedRunner:
         """Copies tensors into the weights of their names; on a bad one, none is copied."""
         copy_weights(self.model, tensors)
 
-    def run(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> StepLogits:
+    def run(self, plan: StepPlan, sequences: Mapping[RequestState, Generation]) -> StepLogits:
         """One step. Raises RequestFault for a request whose images cannot be embedded.
 
         After an exception the slots of the plan's requests are void.
@@ -100,6 +104,7 @@ class PagedRunner:
             slots=[one.slot for one in plan.slices],
             num_decode=len(plan.decodes),
             checkpoints=staged,
+            is_verify=any(one.draft for one in plan.decodes),
         )
         ids_T, embeds_TD = self._inputs(plan, sequences)
         rows, scored = _wanted_rows(plan, sequences)
@@ -112,13 +117,26 @@ class PagedRunner:
         )
         if staged is not None:
             cache.store(staged, extents)
-        if slots := _slot_saves(plan):
+        if not batch.is_verify and (slots := _slot_saves(plan)):
             cache.save(slots)
         if output.logits is None:
-            return StepLogits(output.hidden_TD.new_empty(0, 0), {})
+            return StepLogits(output.hidden_TD.new_empty(0, 0), {}, output.mix_TD)
         sizes = [len(rows) - sum(scored.values()), *scored.values()]
         next_BV, *prompts = output.logits.split(sizes)
-        return StepLogits(next_BV, dict(zip(scored, prompts, strict=True)))
+        pending = batch if batch.is_verify else None
+        prompt_of = dict(zip(scored, prompts, strict=True))
+        return StepLogits(next_BV, prompt_of, output.mix_TD, pending)
+
+    def accept(self, plan: StepPlan, batch: SequenceBatch, counts: Sequence[int]) -> None:
+        """Ends a step with drafted rows: the first `counts[i]` rows of decode i count.
+
+        Checkpoints of the decoding requests are taken here, of those that got to their place.
+        """
+        batch.accept(counts)
+        ends = {one.request: one.start + n for one, n in zip(plan.decodes, counts, strict=True)}
+        reached = [s for s in plan.saves if ends.get(s.request, s.num_tokens) == s.num_tokens]
+        if slots := _slot_saves(replace(plan, saves=tuple(reached))):
+            self.cache.save(slots)
 
     def _replay(self, plan: StepPlan, cache: PagedCache, graphs: DecodeGraphs) -> StepLogits:
         """A step of one token of each request."""
@@ -159,7 +177,7 @@ class PagedRunner:
             return None, []
         return StagedCheckpoints(self.layout, tuple(offsets), cache.device), extents
 
-    def _embed(self, one: Slice, sequence: Sequence) -> None:
+    def _embed(self, one: Slice, sequence: Generation) -> None:
         """Rows of features for a prompt whose images the slice still needs."""
         images = sequence.request.images
         if images is None or one.start >= one.request.images_end or sequence.embeds_TD is not None:
@@ -170,10 +188,10 @@ class PagedRunner:
             raise RequestFault(one.request) from error
 
     def _inputs(
-        self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]
+        self, plan: StepPlan, sequences: Mapping[RequestState, Generation]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Ids [T], or embeddings [T, D] when a slice has image rows."""
-        rows = [row for one in plan.slices for row in one.request.rows[one.start : one.stop]]
+        rows = [row for one in plan.slices for row in one.ids]
         ids_T = torch.tensor(rows).to(self.model.device, non_blocking=True)
         if all(sequences[one.request].embeds_TD is None for one in plan.slices):
             return ids_T, None
@@ -189,7 +207,7 @@ class PagedRunner:
 
 
 def _wanted_rows(
-    plan: StepPlan, sequences: Mapping[RequestState, Sequence]
+    plan: StepPlan, sequences: Mapping[RequestState, Generation]
 ) -> tuple[list[int], dict[RequestState, int]]:
     """Rows of the forward whose logits are wanted, and how many of them score which prompt."""
     last: list[int] = []
@@ -199,7 +217,7 @@ def _wanted_rows(
     for one in plan.slices:
         end = offset + one.num_tokens
         if one.wants_logits:
-            last.append(end - 1)
+            last += range(end - 1 - len(one.draft), end)
         if sequences[one.request].needs_prompt_logprobs:
             whole += range(offset, end)
             scored[one.request] = one.num_tokens

@@ -14,14 +14,14 @@ written, append tokens, release). Nothing is registered before its bytes are wri
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
 from k3_serve.cache.records import Match
 from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, prompt_rooms
 from k3_serve.engine.draft import Draft
-from k3_serve.engine.plan import Save, StepPlan
+from k3_serve.engine.plan import Save, Slice, StepPlan
 from k3_serve.engine.request import RequestState
 
 PATIENCE = 64
@@ -147,6 +147,7 @@ class Scheduler:
         for request in sorted(self._running, key=lambda r: r.rank):
             if request.is_decoding and self._grow(draft, request, len(request.rows)):
                 draft.put(request, len(request.rows))
+        draft.verify(self._unit, self.token_budget - self._unit - draft.num_tokens)
 
     def _plan_prefills(self, draft: Draft) -> None:
         """Rounds of grants until the budget is used or no class can use its own."""
@@ -318,10 +319,10 @@ class Scheduler:
             latest = one.stop // self._unit * self._unit
             lasting = [n for n in request.wanted if one.start < n <= one.stop]
             for num_tokens in sorted({*lasting, *([latest] if latest > one.start else [])}):
-                self._plan_save(draft, request, num_tokens)
+                self._plan_save(draft, one, num_tokens)
 
-    def _plan_save(self, draft: Draft, request: RequestState, num_tokens: int) -> None:
-        key = request.key_at(num_tokens, self._unit)
+    def _plan_save(self, draft: Draft, one: Slice, num_tokens: int) -> None:
+        request, key = one.request, one.request.key_at(num_tokens, self._unit)
         kind = request.wanted.get(num_tokens, "moving")
         known = self.index.checkpoint_at(key)
         if known is not None:
@@ -330,14 +331,18 @@ class Scheduler:
             return
         if draft.has_save(key):
             return
-        if kind == "moving" and request.moving is not None:
-            self.index.recycle(request.moving)
-            request.moving = None
+        if kind == "moving" and not one.draft:  # else it may not get there
+            self._supersede(request)
         try:
             extent = tuple(self.index.allocate(self.index.checkpoint_pages))
         except OutOfPages:
             return
         draft.saves.append(Save(request, num_tokens, extent, key, kind))
+
+    def _supersede(self, request: RequestState) -> None:
+        if request.moving is not None:
+            self.index.recycle(request.moving)
+            request.moving = None
 
     # After the forward
 
@@ -346,18 +351,20 @@ class Scheduler:
         plan: StepPlan,
         tokens: Mapping[RequestState, int],
         failed: Collection[RequestState] = (),
+        accepted: Mapping[RequestState, Sequence[int]] | None = None,
     ) -> None:
-        """Registers what the step wrote and appends the drawn tokens.
+        """Registers what the step wrote and appends the drawn tokens, `accepted` drafts first.
 
         What it wrote for `failed` requests is not kept. Ended requests are removed afterwards.
         """
         for one in plan.slices:
-            request = one.request
-            request.num_computed = one.stop
+            request, kept = one.request, (accepted or {}).get(one.request, ())
+            request.rows += kept
+            stop = request.num_computed = one.stop - len(one.draft) + len(kept)
             request.is_suspect = request.is_suspect and not one.wants_logits
-            if request not in failed and one.stop // self._unit > one.start // self._unit:
+            if request not in failed and stop // self._unit > one.start // self._unit:
                 keys = request.unit_keys(self._unit)
-                self.index.register_pages(keys, request.pages, one.stop)
+                self.index.register_pages(keys, request.pages, stop)
         for save in plan.saves:
             self._register(save, is_good=save.request not in failed)
         self._release_sources(plan)
@@ -365,11 +372,12 @@ class Scheduler:
             request.rows.append(token_id)
 
     def _register(self, save: Save, is_good: bool) -> None:
-        if not is_good:
+        if not is_good or save.num_tokens > save.request.num_computed:
             self.index.release(save.extent)
             return
         is_new = self.index.register_checkpoint(save.key, save.num_tokens, save.extent, save.kind)
         if is_new and save.kind == "moving":
+            self._supersede(save.request)
             save.request.moving = self.index.checkpoint_at(save.key)
 
     def fail(self, plan: StepPlan, are_suspect: bool = True) -> None:

@@ -12,19 +12,27 @@ import torch
 
 from k3_core.config import K3Config
 from k3_core.engine import Completion, EventStream, Request, Suspended, fold_events
+from k3_core.engine.sequence import Sequence
 from k3_core.model import K3ForConditionalGeneration
 from k3_serve.engine.core import ContinuousEngine
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.runner import StepLogits
 
 
-def tiny_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> K3ForConditionalGeneration:
+def tiny_model(
+    dtype: torch.dtype = torch.float64, seed: int = 0, num_mtp_layers: int = 0
+) -> K3ForConditionalGeneration:
     """The `k3-test` preset with random weights; KDA token by token, so that chunks do not matter.
 
     The output head is scaled up: near-ties among logits would make greedy answers chance.
     """
     config = K3Config.preset("k3-test")
-    text = replace(config.text, max_position_embeddings=512)
+    text = replace(
+        config.text,
+        max_position_embeddings=512,
+        num_nextn_predict_layers=num_mtp_layers,
+        mtp_share_embeddings=True,
+    )
     model = K3ForConditionalGeneration(
         replace(config, text=text),
         dtype=dtype,
@@ -91,7 +99,9 @@ class SteppedEngine(ContinuousEngine):
 
     def _finish_step(self, plan: StepPlan, logits: StepLogits) -> None:
         self.plans.append(plan)
-        drawn = [one.request.request_id for one in plan.slices if one.wants_logits]
-        for request_id, row_V in zip(drawn, logits.next_BV, strict=True):
-            self.rows.setdefault(request_id, []).append(row_V.clone())
         super()._finish_step(plan, logits)
+
+    def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
+        for sequence, row_V in zip(sequences, logits_BV, strict=True):
+            self.rows.setdefault(sequence.handle.request_id, []).append(row_V.clone())
+        super()._draw(sequences, logits_BV)

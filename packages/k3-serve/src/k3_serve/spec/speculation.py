@@ -1,0 +1,161 @@
+"""Between the engine and a draft: who drafts, how much, and what came of it (report 5.4).
+
+Legend: R rows of logits, V vocabulary, T rows of a forward, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from k3_core.engine.sequence import Sequence as Generation
+from k3_serve.engine.plan import Slice, StepPlan
+from k3_serve.engine.request import RequestState
+from k3_serve.observer import Observer
+from k3_serve.spec.base import Drafter, Pass
+from k3_serve.spec.pace import Pace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_REQUESTS = 8
+"""Decoding requests up to which drafts are made: with so few a step is bound by the reading of
+weights and by overheads, so that further rows cost little; with more, rows cost what they take."""
+
+
+@dataclass
+class _Track:
+    pace: Pace
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+class Speculation:
+    """Up to `num_tokens` drafted tokens a request and step; without a drafter it does nothing."""
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        observer: Observer,
+        *,
+        num_tokens: int = 4,
+        max_requests: int = MAX_REQUESTS,
+    ) -> None:
+        if num_tokens < 1:
+            raise ValueError(f"draft_tokens is {num_tokens}; give at least 1, or no draft")
+        self._drafter, self._observer = drafter, observer
+        self._num_tokens, self._max_requests = num_tokens, max_requests
+        self._tracks: dict[RequestState, _Track] = {}
+        self._is_on = False
+
+    def propose(self, sequences: Mapping[RequestState, Generation], unit: int) -> None:
+        """Gives the decoding ones of the requests drafts for the next step.
+
+        A draft ends where a request may end by length, and on a match unit: the state behind it
+        may have to be saved there.
+        """
+        decoding = [state for state in sequences if state.is_decoding]
+        self._is_on = self._drafter is not None and len(decoding) <= self._max_requests
+        if self._drafter is None:
+            return
+        asked = []
+        for state in decoding:
+            state.draft = ()
+            if self._is_on:
+                sequence = sequences[state]
+                left = sequence.max_tokens - sequence.num_generated - 1
+                room = min(left, state.room_in_unit(unit))
+                if room > 0 and (limit := self._track(state).pace.limit()):
+                    asked.append((state, min(limit, room)))
+        if asked:
+            drafts = self._drafter.propose(asked)
+            for (state, limit), draft in zip(asked, drafts, strict=True):
+                state.draft = tuple(draft[:limit])
+
+    def settle(
+        self,
+        plan: StepPlan,
+        drawn: Mapping[RequestState, Sequence[int]],
+        sequences: Mapping[RequestState, Generation],
+    ) -> None:
+        """Takes the outcome of a step's drafts, into the paces, metrics and reports."""
+        for one in plan.decodes:
+            if not one.draft:
+                continue
+            track, tokens = self._track(one.request), drawn[one.request]
+            matched = [a for a, b in zip(tokens, one.draft, strict=False) if a == b]
+            track.num_drafted += len(one.draft)
+            track.num_accepted += len(matched)
+            track.pace.learn(len(one.draft), len(matched))
+            self._observer.count("k3_spec_drafted_total", len(one.draft))
+            self._observer.count("k3_spec_accepted_total", len(matched))
+            report = {"spec_drafted": track.num_drafted, "spec_accepted": track.num_accepted}
+            sequences[one.request].handle.cache_report.update(report)
+
+    def observe(self, plan: StepPlan, mix_TD: Tensor | None) -> None:
+        """Shows the draft what the forward computed of the requests that go on."""
+        if self._drafter is None or not self._drafter.needs_hidden or not self._is_on:
+            return
+        passes, offset = [], 0
+        for one in plan.slices:
+            request = one.request
+            if request.is_running and one.start < request.num_computed:
+                passes.append(Pass(request, one.start, request.num_computed, offset))
+            offset += one.num_tokens
+        if passes:
+            assert mix_TD is not None
+            self._drafter.observe(passes, mix_TD)
+
+    def forget(self, request: RequestState) -> None:
+        """The request has ended."""
+        if self._drafter is not None:
+            self._tracks.pop(request, None)
+            self._drafter.forget(request)
+
+    def reset(self) -> None:
+        """Other weights, a pause, or a new beginning of the engine."""
+        if self._drafter is not None:
+            self._tracks.clear()
+            self._drafter.reset()
+
+    def _track(self, request: RequestState) -> _Track:
+        track = self._tracks.get(request)
+        if track is None:
+            track = self._tracks[request] = _Track(Pace(self._num_tokens))
+        return track
+
+
+def draw_spans(
+    slices: Sequence[Slice],
+    sequences: Mapping[RequestState, Generation],
+    logits_RV: Tensor,
+    draw: Callable[[list[Generation], Tensor], None],
+) -> dict[RequestState, list[int]]:
+    """The tokens that each slice's request gets: `draw` goes on while it draws what was drafted.
+
+    Row j of a slice's 1 + len(draft) rows of logits is what the model says after j accepted
+    tokens, and `draw` the model's own way to a token: the outcome is that of single steps.
+    """
+    drawn: dict[RequestState, list[int]] = {one.request: [] for one in slices}
+    live, first = [], 0
+    for one in slices:
+        live.append((one, first))
+        first += 1 + len(one.draft)
+    offset, is_plain = 0, first == len(slices)
+    while live:
+        members = [sequences[one.request] for one, _ in live]
+        counts = [len(sequence.ids) for sequence in members]
+        rows = [at + offset for _, at in live]
+        draw(members, logits_RV if is_plain else logits_RV[rows])
+        going = []
+        for (one, at), sequence, count in zip(live, members, counts, strict=True):
+            if len(sequence.ids) == count:
+                continue
+            token = sequence.ids[-1]
+            drawn[one.request].append(token)
+            is_right = offset < len(one.draft) and one.draft[offset] == token
+            if is_right and not sequence.is_ended:
+                going.append((one, at))
+        live, offset = going, offset + 1
+    return drawn
