@@ -20,8 +20,8 @@ from k3_kernels.kda_chunk.cpu import kda_chunk as oracle
 from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_prep, run_scan
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_decode.op import kda_decode
 from k3_kernels.kda_step.config import StepBlocks
-from k3_kernels.kda_step.decode import kda_decode
 from k3_kernels.kda_step.op import kda_step
 
 HEAD_DIM = 128

@@ -42,6 +42,7 @@ IMPLS = [
     _cpu("kda_chunk", "chunk form in plain torch, closed-form backward"),
     _cpu("kda_segment", "on the chunk form"),
     _cpu("kda_step", "reads of k and q in one product, states in place"),
+    _cpu("kda_decode", "convolution, step and norm, each in its own form"),
     _cpu("short_conv", "shifted multiply-adds over all sequences at once"),
     _cpu("kda_replay", "accepted tokens of all rows in one product"),
     _cpu("attn_res", "the mix in place, closed-form backward"),

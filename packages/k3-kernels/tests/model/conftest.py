@@ -19,7 +19,7 @@ from k3_kernels.bench.run import runnable
 MODEL_OPS = (
     "short_conv",
     "kda_chunk",
-    "kda_step",
+    "kda_decode",
     "rms_norm",
     "gated_rms_norm",
     "mla_prefill",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from k3_core.cache.base import KDASpec
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm, project
+from k3_core.modules import Linear, RMSNorm, project, stack
 from k3_core.ops import OpSet
 
 
@@ -76,20 +76,15 @@ class KimiDeltaAttention(nn.Module):
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
         qkv_TC, decay_TK, beta_TH, gate_TG = project(x_TD, self.parallel_linears)
-        qkv, windows_ECJ = self._convolved(qkv_TC, batch)
-        inputs = (*qkv, self._heads(self.f_b_proj(decay_TK)), beta_TH)
+        decay_THK = self._heads(self.f_b_proj(decay_TK))
+        inputs = (qkv_TC, decay_THK, beta_TH, self._heads(self._output_gate(gate_TG)))
         split = batch.num_decode_tokens
         parts = []
-        if split and batch.is_verify:
-            parts.append(self._verify([x[:split] for x in inputs], qkv_TC[:split], batch))
-        elif split:
-            parts.append(self._step([x[:split] for x in inputs], batch.decoding))
+        if split:
+            parts.append(self._decode([x[:split] for x in inputs], batch))
         if split == 0 or not batch.is_decode:
-            parts.append(self._chunk([x[split:] for x in inputs], batch, windows_ECJ))
-        o_THK = parts[0] if len(parts) == 1 else torch.cat(parts)
-        y_THK = self.ops.gated_rms_norm(
-            o_THK, self.o_norm.weight, self._heads(self._output_gate(gate_TG)), eps=self.o_norm.eps
-        )
+            parts.append(self._prefill([x[split:] for x in inputs], batch))
+        y_THK = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.o_proj(y_THK.flatten(1))
 
     @property
@@ -104,18 +99,24 @@ class KimiDeltaAttention(nn.Module):
     def _heads(self, x_TC: Tensor) -> Tensor:
         return x_TC.unflatten(-1, (self.num_heads, self.head_dim))
 
+    @property
+    def parallel_weights(self) -> tuple[nn.Parameter, ...]:
+        """Taps of q, k and v, which one convolution takes."""
+        return self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight
+
+    def _decay(self) -> tuple[Tensor, Tensor]:
+        return self.A_log, self.dt_bias.view(self.num_heads, self.head_dim)
+
     def _convolved(
-        self, qkv_TC: Tensor, batch: SequenceBatch
+        self, qkv_TC: Tensor, batch: SequenceBatch, offsets: tuple[tuple[int, ...], ...] | None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """q, k, v after the convolution and SiLU, one call for the three; checkpoints' windows."""
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        weight_C1W = torch.cat([conv.weight for conv in convs])
+        """q, k, v after the convolution and SiLU, one call for the three; windows at offsets."""
         initial_NCJ = None
         if batch.cache is not None:
             initial_NCJ = batch.cache.conv_state(self.layer)[batch.slots_N]
         y_TC, final_NCJ = self.ops.short_conv(
             qkv_TC,
-            weight_C1W,
+            stack(self.parallel_weights),
             cu_seqlens_N1=batch.cu_seqlens_N1,
             seqlens=batch.seqlens,
             initial_state_NCW=initial_NCJ,
@@ -123,74 +124,71 @@ class KimiDeltaAttention(nn.Module):
         )
         windows_ECJ = None
         if batch.cache is not None and initial_NCJ is not None:
-            first = batch.num_decode if batch.is_verify else 0  # those are moved by `_replay`
-            moved = batch.slots_N[first:]
-            batch.cache.conv_state(self.layer)[moved] = final_NCJ[first:].to(initial_NCJ.dtype)
-            if batch.checkpoints is not None:
-                offsets = batch.checkpoints.offsets
+            batch.cache.conv_state(self.layer)[batch.slots_N] = final_NCJ.to(initial_NCJ.dtype)
+            if offsets is not None:
                 windows_ECJ = _windows(qkv_TC, initial_NCJ, batch.seqlens, offsets)
         return [self._heads(part) for part in y_TC.chunk(3, dim=-1)], windows_ECJ
 
-    def _decay(self) -> tuple[Tensor, Tensor]:
-        return self.A_log, self.dt_bias.view(self.num_heads, self.head_dim)
-
-    def _chunk(
-        self, inputs: list[Tensor], batch: SequenceBatch, windows_ECJ: Tensor | None
-    ) -> Tensor:
+    def _prefill(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
         """The sequences behind the decoding ones; their checkpoints are put on the way."""
-        part = batch.prefilling
+        qkv_TC, decay_THK, beta_TH, gate_THV = inputs
+        part, checkpoints = batch.prefilling, batch.checkpoints
+        offsets = None if checkpoints is None else checkpoints.offsets[batch.num_decode :]
+        qkv, windows_ECJ = self._convolved(qkv_TC, part, offsets)
         cached = None if part.cache is None else part.cache.kda_state(self.layer)
-        checkpoints, offsets, states_EHVK = batch.checkpoints, None, None
-        if checkpoints is not None and cached is not None:
-            offsets = checkpoints.offsets[batch.num_decode :]
+        states_EHVK = None
+        if offsets is not None and cached is not None:
             states_EHVK = cached.new_empty(sum(map(len, offsets)), *cached.shape[1:])
         o_THV, final_NHVK = self.ops.kda_chunk(
-            *inputs,
+            *qkv,
+            decay_THK,
+            beta_TH,
             *self._decay(),
             lower_bound=self.lower_bound,
             cu_seqlens_N1=part.cu_seqlens_N1,
             seqlens=part.seqlens,
             initial_state_NHVK=None if cached is None else cached[part.slots_N],
             output_final_state=cached is not None,
-            checkpoint_offsets=offsets,
+            checkpoint_offsets=None if states_EHVK is None else offsets,
             checkpoints_EHVK=states_EHVK,
         )
         if cached is not None:
             cached[part.slots_N] = final_NHVK
         if checkpoints is not None and states_EHVK is not None and windows_ECJ is not None:
             checkpoints.put(self.layer, states_EHVK, windows_ECJ)
-        return o_THV
+        norm = self.o_norm
+        y_THV: Tensor = self.ops.gated_rms_norm(o_THV, norm.weight, gate_THV, eps=norm.eps)
+        return y_THV
 
-    def _step(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
-        assert batch.cache is not None
-        one_token = [x[:, None] for x in inputs]
-        o_BWHV = self.ops.kda_step(
-            *one_token,
-            *self._decay(),
-            state_SHVK=batch.cache.kda_state(self.layer),
-            slots_B=batch.slots_N,
-            lower_bound=self.lower_bound,
-        )
-        return o_BWHV[:, 0]
-
-    def _verify(self, inputs: list[Tensor], qkv_TC: Tensor, batch: SequenceBatch) -> Tensor:
-        """Outputs of several tokens a row; the states wait for `_replay` (report 1.8)."""
+    def _decode(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
+        """The decoding sequences. In a verify step states wait for `_replay` (report 1.8)."""
         part = batch.decoding
         assert part.cache is not None
         state_SHVK = part.cache.kda_state(self.layer)
-        q, k_BWHK, v_BWHV, gate_BWHK, beta = (part.rows(x) for x in inputs)
-        writes_BWHV = torch.empty_like(v_BWHV, dtype=state_SHVK.dtype)
-        o_BWHV = self.ops.kda_step(
-            *(q, k_BWHK, v_BWHV, gate_BWHK, beta),
+        x_BWC, gate_BWHK, beta_BWH, out_gate_BWHV = (part.rows(x) for x in inputs)
+        keys_BWHK = writes_BWHV = None
+        if batch.is_verify:
+            keys_BWHK = torch.empty_like(gate_BWHK)
+            writes_BWHV = torch.empty_like(out_gate_BWHV, dtype=state_SHVK.dtype)
+            records = (keys_BWHK, gate_BWHK, writes_BWHV)
+            batch.replays.append(partial(self._replay, part, records, x_BWC))
+        y_BWHV = self.ops.kda_decode(
+            x_BWC,
+            stack(self.parallel_weights),
+            gate_BWHK,
+            beta_BWH,
             *self._decay(),
+            out_gate_BWHV,
+            self.o_norm.weight,
             state_SHVK=state_SHVK,
+            window_SCR=part.cache.conv_state(self.layer),
             slots_B=part.slots_N,
             lower_bound=self.lower_bound,
+            eps=self.o_norm.eps,
+            keys_BWHK=keys_BWHK,
             writes_BWHV=writes_BWHV,
         )
-        records = (k_BWHK, gate_BWHK, writes_BWHV)
-        batch.replays.append(partial(self._replay, part, records, part.rows(qkv_TC)))
-        return part.tokens(o_BWHV)
+        return part.tokens(y_BWHV)
 
     def _replay(
         self,

@@ -1,7 +1,8 @@
 """Linears that read the same input as one product, for inference (serving.md 3, fewer launches).
 
 `join` lays the weights of such linears side by side in memory, of which they stay views: names,
-shapes and loading are as before. `project` makes one product where they lie so.
+shapes and loading are as before. `project` makes one product where they lie so, and `stack` is
+free for other weights that a layer uses as one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from k3_core.modules.linear import Linear
 
 def project(x_TD: Tensor, groups: Sequence[Sequence[Linear]]) -> list[Tensor]:
     """The outputs of each group of linears side by side, [T, sum of the group's out]."""
-    joined = _joined([linear for group in groups for linear in group])
+    joined = _joined([linear.weight for group in groups for linear in group])
     if joined is None:
         parts = [[linear(x_TD) for linear in group] for group in groups]
         return [own[0] if len(own) == 1 else torch.cat(own, dim=-1) for own in parts]
@@ -25,32 +26,42 @@ def project(x_TD: Tensor, groups: Sequence[Sequence[Linear]]) -> list[Tensor]:
     return list(F.linear(x_TD, joined).split(sizes, dim=-1))
 
 
-def join(model: nn.Module) -> None:
-    """Lay the `parallel_linears` of every module side by side; call it where the model stays.
+def stack(weights: Sequence[Tensor]) -> Tensor:
+    """Weights along their first dimension, which differs; a view where they lie side by side."""
+    joined = _joined(weights)
+    return torch.cat(list(weights)) if joined is None else joined
 
-    A later move to another device parts them again, which costs speed only. Training reads them
-    one by one, joined or not.
+
+def join(model: nn.Module) -> None:
+    """Lay what modules name `parallel_linears` and `parallel_weights` side by side.
+
+    Call it where the model stays: a later move to another device parts them again, which costs
+    speed only. Training reads them one by one, joined or not.
     """
     for module in model.modules():
-        groups = getattr(module, "parallel_linears", None)
-        if groups is None:
-            continue
-        linears = [linear for group in groups for linear in group]
-        weights = torch.cat([linear.weight.detach() for linear in linears])
-        sizes = [len(linear.weight) for linear in linears]
-        for linear, weight in zip(linears, weights.split(sizes), strict=True):
-            linear.weight.data = weight
+        groups = getattr(module, "parallel_linears", ())
+        weights = [linear.weight for group in groups for linear in group]
+        for parameters in (weights, getattr(module, "parallel_weights", ())):
+            if parameters:
+                _lay(parameters)
 
 
-def _joined(linears: Sequence[Linear]) -> Tensor | None:
+def _lay(parameters: Sequence[nn.Parameter]) -> None:
+    """Copies them into one tensor of which they become views."""
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    parts = whole.split([len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+
+
+def _joined(weights: Sequence[Tensor]) -> Tensor | None:
     """The weights as one, if they lie side by side and no gradient is to reach them."""
-    first = linears[0].weight
+    first = weights[0]
     end = first.data_ptr()
     storage = first.untyped_storage().data_ptr()
     is_training = torch.is_grad_enabled()
     rows = 0
-    for linear in linears:
-        weight = linear.weight
+    for weight in weights:
         is_next = weight.data_ptr() == end and weight.is_contiguous()
         if not is_next or (is_training and weight.requires_grad):
             return None
@@ -58,4 +69,4 @@ def _joined(linears: Sequence[Linear]) -> Tensor | None:
             return None
         end += weight.nbytes
         rows += len(weight)
-    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+    return first.as_strided((rows, *first.shape[1:]), first.stride())

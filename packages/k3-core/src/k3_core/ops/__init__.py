@@ -14,6 +14,7 @@ from k3_core.plugins import Resolution, resolve
 OP_NAMES = (
     "kda_chunk",
     "kda_step",
+    "kda_decode",
     "kda_replay",
     "kda_segment",
     "short_conv",

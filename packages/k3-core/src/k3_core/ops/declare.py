@@ -16,6 +16,7 @@ _UNBOUNDED = frozenset({"unbounded_gate"})
 FEATURES: dict[str, frozenset[str]] = {
     "kda_chunk": _STATES | _UNBOUNDED | {"grouped_heads", "checkpoints"},
     "kda_step": _UNBOUNDED | {"multi_token", "num_commit", "padded_rows", "records"},
+    "kda_decode": _UNBOUNDED | {"multi_token", "padded_rows", "records"},
     "kda_replay": _UNBOUNDED | {"padded_rows", "conv_window"},
     "kda_segment": _VARLEN | _UNBOUNDED,
     "short_conv": _STATES,

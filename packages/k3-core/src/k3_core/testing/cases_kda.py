@@ -1,4 +1,4 @@
-"""Cases of kda_chunk, kda_step, kda_replay, kda_segment and short_conv (report 1).
+"""Cases of kda_chunk, kda_step, kda_decode, kda_replay, kda_segment and short_conv (report 1).
 
 T tokens, N sequences, H heads, K and V head dims, B rows, W tokens a row or taps, C channels.
 """
@@ -82,6 +82,26 @@ def _verify(v: Values, tokens: int, slots: tuple[int, ...]) -> Call:
     )
 
 
+def _decode(v: Values, tokens: int, slots: tuple[int, ...], has_records: bool = False) -> Call:
+    lead, heads, dim, taps = (len(slots), tokens), 2, 16, 4
+    channels = 3 * heads * dim
+    q, _, _, gate, beta, A_log, dt_bias = _inputs(v, lead, heads, (dim, dim))
+    args = (v.act(*lead, channels), v.full(channels, 1, taps), gate, beta, A_log, dt_bias)
+    named: dict[str, Any] = {
+        "state_SHVK": v.full(4, heads, dim, dim),
+        "window_SCR": v.act(4, channels, taps - 1),
+        "slots_B": torch.tensor(slots, device=v.device),
+        "lower_bound": -5.0,
+        "eps": 1e-5,
+    }
+    mutated: tuple[str, ...] = ("state_SHVK", "window_SCR")
+    if has_records:
+        keys, writes = torch.zeros_like(q), torch.zeros_like(q, dtype=v.math_dtype)
+        named |= {"keys_BWHK": keys, "writes_BWHV": writes}
+        mutated = (*mutated, "keys_BWHK", "writes_BWHV")
+    return Call((*args, v.act(*lead, heads, dim), v.full(dim, shift=1.0)), named, mutated=mutated)
+
+
 def _replay(v: Values, accepted: tuple[int, ...], slots: tuple[int, ...], has_conv: bool) -> Call:
     lead, heads, num_k, num_v, channels = (len(slots), 3), 2, 16, 8, 10
     _, k, _, gate, _, A_log, dt_bias = _inputs(v, lead, heads, (num_k, num_v))
@@ -161,6 +181,25 @@ CASES = [
         "records",
         partial(_verify, tokens=3, slots=(1, 3, -1)),
         frozenset({"multi_token", "padded_rows", "records"}),
+    ),
+    Case("kda_decode", "one-token", partial(_decode, tokens=1, slots=(2, 0, 3))),
+    Case(
+        "kda_decode",
+        "padded-rows",
+        partial(_decode, tokens=1, slots=(2, -1, 0)),
+        frozenset({"padded_rows"}),
+    ),
+    Case(
+        "kda_decode",
+        "tokens",
+        partial(_decode, tokens=5, slots=(1, 3)),
+        frozenset({"multi_token"}),
+    ),
+    Case(
+        "kda_decode",
+        "records",
+        partial(_decode, tokens=2, slots=(1, 3, 0), has_records=True),
+        frozenset({"multi_token", "records"}),
     ),
     Case(
         "kda_replay",

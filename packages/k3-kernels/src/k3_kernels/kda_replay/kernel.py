@@ -9,8 +9,8 @@ Legend: B rows, W tokens a row, S slots, H heads, K, V channels, C channels of t
 import triton
 import triton.language as tl
 
+from k3_kernels.kda_decode.window import move_window
 from k3_kernels.kda_step.token import add_write, decay_of, gate_rate, unit_factor
-from k3_kernels.kda_step.window import move_window
 
 
 @triton.jit

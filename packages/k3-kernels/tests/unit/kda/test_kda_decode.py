@@ -8,8 +8,8 @@ from k3_core.ops.kda_step.reference import kda_step
 from k3_core.ops.short_conv.reference import short_conv
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
+from k3_kernels.kda_decode.op import kda_decode
 from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
-from k3_kernels.kda_step.decode import kda_decode
 
 S, H, EPS = 5, 2, 1e-5
 

@@ -11,9 +11,9 @@ from k3_core.testing import op_cases
 from k3_core.testing.compare import compare_op
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
+from k3_kernels.kda_decode.op import kda_decode
 from k3_kernels.kda_replay.op import kda_replay
 from k3_kernels.kda_step.config import StepBlocks
-from k3_kernels.kda_step.decode import kda_decode
 from k3_kernels.kda_step.op import kda_step
 
 S, H, TAPS, EPS = 4, 2, 4, 1e-5
@@ -101,7 +101,7 @@ def test_fused_verify_and_replay_equal_a_committed_step(accepted, blocks, device
     keys = torch.zeros(3, 2, 2 * H, 16, device=device, dtype=torch.float16)[:, :, H:]
     writes = torch.zeros(3, 2, 2 * H, 24, device=device)[:, :, H:]
     pools = {"state_SHVK": state, "window_SCR": window}
-    y = kda_decode(*args, **pools, **named, records=(keys, writes), blocks=blocks)
+    y = kda_decode(*args, **pools, **named, keys_BWHK=keys, writes_BWHV=writes, blocks=blocks)
     assert relative_error(y, expected) < 1e-3
     assert torch.equal(state, before[0]) and torch.equal(window, before[1])
     kda_replay(
@@ -203,8 +203,8 @@ def test_fused_records_must_fit(device):
     named = {"state_SHVK": state, "window_SCR": window, "slots_B": slots_B, "eps": EPS, **NAMED}
     keys, writes = torch.zeros(2, 2, H, 16, device=device), torch.zeros(2, 2, H, 16, device=device)
     with pytest.raises(ValueError, match="recorded k must be"):
-        kda_decode(*args, **named, records=(keys[:, :1], writes))
+        kda_decode(*args, **named, keys_BWHK=keys[:, :1], writes_BWHV=writes)
     with pytest.raises(TypeError, match=r"recorded k is torch\.float16"):
-        kda_decode(*args, **named, records=(keys.half(), writes))
+        kda_decode(*args, **named, keys_BWHK=keys.half(), writes_BWHV=writes)
     with pytest.raises(ValueError, match="writes has shape"):
-        kda_decode(*args, **named, records=(keys, writes[..., 1:]))
+        kda_decode(*args, **named, keys_BWHK=keys, writes_BWHV=writes[..., 1:])

@@ -1,4 +1,4 @@
-"""Steps that only decode, as CUDA graphs: one replay instead of hundreds of launches (serving.md 3).
+"""Steps that only decode as CUDA graphs: one replay for hundreds of launches (serving.md 3).
 
 A graph is kept for each bucket of rows and of page columns, captured when a step first needs it,
 on rows that are all padded. Its inputs are three numbers a row: token id, slot, position.
@@ -58,9 +58,7 @@ class DecodeGraphs:
     Without `is_captured` (CPU) the same static step runs eagerly, for tests.
     """
 
-    def __init__(
-        self, model: K3ForConditionalGeneration, cache: PagedCache, max_rows: int
-    ) -> None:
+    def __init__(self, model: K3ForConditionalGeneration, cache: PagedCache, max_rows: int) -> None:
         self._model, self._cache = model, _Unbooked(cache)
         self._max_rows = max_rows
         self._is_captured = cache.device.type == "cuda"
@@ -68,11 +66,12 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
 
     def takes(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> bool:
-        """Whether a step is one token of each of its requests, all of which want logits."""
+        """Whether a step is one token of each of its requests, which want its logits."""
         if plan.prefills or not 0 < len(plan.decodes) <= self._max_rows:
             return False
         return all(
             one.wants_logits
+            and one.num_tokens == 1
             and one.start >= one.request.images_end
             and not sequences[one.request].needs_prompt_logprobs
             for one in plan.decodes

@@ -12,8 +12,8 @@ order q, k, v.
 import triton
 import triton.language as tl
 
+from k3_kernels.kda_decode.window import convolve, move_window
 from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit_factor
-from k3_kernels.kda_step.window import convolve, move_window
 
 
 @triton.jit

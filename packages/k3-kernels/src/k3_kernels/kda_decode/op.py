@@ -1,7 +1,5 @@
-"""kda_decode: convolution, SiLU, kda_step and gated_rms_norm of decode rows.
+"""kda_decode by Triton: convolution, SiLU, kda_step and gated_rms_norm of decode rows (report 1.8).
 
-The same as `short_conv`, `kda_step` and `gated_rms_norm` of k3_core one after the other. Not an op
-of the registry: a layer calls it where it holds paged states and convolution windows (report 1.8).
 One token a row is one launch, which does not round o before the norm; several tokens are three,
 since every block of a state would have to repeat the convolution of q and k for each token.
 Legend: B rows, W tokens a row, S slots, H heads, K key, V value channels, C = H (2 K + V) channels,
@@ -15,13 +13,14 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
+from k3_core.ops.kda_decode.compose import check_records as check_both
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.op import check_bound, default_precision
+from k3_kernels.kda_decode.fused import decode_kernel
+from k3_kernels.kda_decode.window import conv_kernel
 from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
-from k3_kernels.kda_step.fused import decode_kernel
 from k3_kernels.kda_step.op import check_pool, check_records, kda_step
-from k3_kernels.kda_step.window import conv_kernel
 from k3_kernels.launch import last_contiguous
 
 
@@ -80,18 +79,14 @@ def kda_decode(
     eps: float,
     scale: float | None = None,
     num_commit_B: Tensor | None = None,
-    records: tuple[Tensor, Tensor] | None = None,
+    keys_BWHK: Tensor | None = None,
+    writes_BWHV: Tensor | None = None,
     blocks: StepBlocks | None = None,
 ) -> Tensor:
-    """y [B, W, H, V] in the output gate's dtype, before the output projection.
+    """y [B, W, H, V]; arguments and results as `k3_core.ops.kda_decode.KdaDecode`.
 
-    x: projected q, k, v before the convolution, side by side. State and window pools are updated
-    in place with the first `num_commit_B` tokens of each row (None: all W). Slots and what a GPU
-    cannot check are as for kda_step. Raises ValueError or TypeError for what does not fit.
-
-    `records` makes the call a verify step: neither pool changes, and the two tensors receive k
-    after the convolution [B, W, H, K] (x's dtype) and the writes [B, W, H, V] (float32). With them,
-    gate and x, `kda_replay` moves states and windows. `blocks` replaces what the table chooses.
+    The pools move by the first `num_commit_B` tokens of each row (None: all W; not for a verify
+    step); `blocks` replaces what the table chooses.
     """
     (num_rows, num_tokens, num_heads, num_k), num_v = gate_BWHK.shape, out_gate_BWHV.shape[-1]
     decay = (gate_BWHK, beta_BWH, A_log_H, dt_bias_HK)
@@ -105,16 +100,16 @@ def kda_decode(
     num_channels = num_heads * (2 * num_k + num_v)
     sizes = (num_channels, num_slots, num_v)
     _check_conv(x_BWC, conv_weight_C1R, window_SCR, norm_weight_V, sizes)
-    if records is not None:
-        _check_keys(records[0], gate_BWHK, x_BWC)
-        check_records("kda_decode", records[1], out_gate_BWHV, num_commit_B)
+    check_both(keys_BWHK, writes_BWHV)
+    if keys_BWHK is not None and writes_BWHV is not None:
+        _check_keys(keys_BWHK, gate_BWHK, x_BWC)
+        check_records("kda_decode", writes_BWHV, out_gate_BWHV, num_commit_B)
     if out_gate_BWHV.numel() == 0:
         return torch.empty_like(out_gate_BWHV)
     x, weight = last_contiguous(x_BWC), conv_weight_C1R.contiguous()
-    if num_tokens > 1 or num_commit_B is not None or records is not None:
+    if num_tokens > 1 or num_commit_B is not None or keys_BWHK is not None:
         first_key = num_heads * num_k
-        keys, writes = records or (None, None)
-        qkv_BWC = _convolve(x, weight, window_SCR, slots_B, num_commit_B, keys, first_key)
+        qkv_BWC = _convolve(x, weight, window_SCR, slots_B, num_commit_B, keys_BWHK, first_key)
         parts = qkv_BWC.split((first_key, first_key, num_heads * num_v), dim=-1)
         q_BWHK, k_BWHK, v_BWHV = (part.unflatten(-1, (num_heads, -1)) for part in parts)
         o_BWHV = kda_step(
@@ -127,7 +122,7 @@ def kda_decode(
             lower_bound=lower_bound,
             scale=scale,
             num_commit_B=num_commit_B,
-            writes_BWHV=writes,
+            writes_BWHV=writes_BWHV,
             blocks=blocks,
         )
         rows = (o_BWHV.flatten(0, 1), norm_weight_V, out_gate_BWHV.flatten(0, 1))
