@@ -13,6 +13,7 @@ from k3_serve.bench.client import Exchange, LoadClient, Record, read
 from k3_serve.bench.figures import Figures, Spread
 from k3_serve.bench.plans import Plan, window_of
 from k3_serve.bench.workloads import Call, Workload, agent, synthetic
+from k3_serve.testing import Script
 
 TURN = "<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"
 
@@ -63,7 +64,7 @@ def test_turns_of_a_session_follow_each_other(url, engine, script) -> None:  # t
 def test_refused_and_broken_requests_are_errors(url, engine) -> None:  # type: ignore[no-untyped-def]
     load = _in_bytes(synthetic(0, num_requests=2, prompt_tokens=5, output_tokens=9, concurrency=1))
     load.sessions[0].calls[0].body["max_tokens"] = 30_000
-    engine.failure = "the logits are not finite"
+    engine.scripts = [Script(list(b"ab"), error="the logits are not finite")]
     first, second = LoadClient(url).run(load)
     assert first.error.startswith("status 400") and "exceeds the context" in first.error
     assert second.error.startswith("broken off") and "not finite" in second.error
