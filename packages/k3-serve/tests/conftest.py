@@ -1,4 +1,4 @@
-"""A scripted engine and a byte-level tokenizer, so that every token of an answer is chosen."""
+"""The scripted engine over a byte-level tokenizer: every token of an answer is chosen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,86 +18,16 @@ import uvicorn
 from hypothesis import settings
 
 from k3_core import K3Tokenizer
-from k3_core.engine import Event, EventStream, Request, Stats, TokenLogprob, fold_events
-from k3_core.engine.stops import StopWatch
 from k3_serve.api.app import create_app
 from k3_serve.limits import Limits
 from k3_serve.settings import Settings
+from k3_serve.testing import ScriptedEngine
 
 settings.register_profile("dev", max_examples=20, deadline=None)
 settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 torch.set_num_threads(1)
 MODEL = "scripted"
-LOGPROB = -0.5
-
-
-class ScriptedEngine:
-    """Answers request i with script i (the last one repeats), by the rules of the protocol.
-
-    The end of a script counts as the length limit, or is the `failure` when one is set. With
-    `hold_after` a request stands still after that many tokens until it is aborted.
-    """
-
-    max_length = 4096
-
-    def __init__(self, tokenizer: K3Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.scripts: list[list[int]] = [[]]
-        self.hold_after: int | None = None
-        self.failure: str | None = None
-        self.requests: list[Request] = []
-        self.aborted: list[str] = []
-
-    def submit(self, request: Request) -> EventStream:
-        if len(request.token_ids) + (request.sampling.max_tokens or 0) > self.max_length:
-            raise ValueError(f"the request exceeds the context of {self.max_length} tokens")
-        if any(not 0 <= i < self.tokenizer.vocab_size for i in request.sampling.logit_bias):
-            raise ValueError("a logit_bias id is outside the vocabulary")
-        index = len(self.requests)
-        self.requests.append(request)
-        handle = EventStream(f"request-{index}", len(request.token_ids))
-        if request.sampling.has_prompt_logprobs:
-            scored = [TokenLogprob(i, LOGPROB, ((i, LOGPROB),)) for i in request.token_ids]
-            handle.prompt_logprobs = (None, *scored[1:])
-        self._play(handle, request, self.scripts[min(index, len(self.scripts) - 1)])
-        return handle
-
-    def _play(self, handle: EventStream, request: Request, script: Sequence[int]) -> None:
-        sampling = request.sampling
-        watch = StopWatch(sampling, self.tokenizer, request.channel)
-        constraint = request.constraint and request.constraint.clone()
-        script = script[: sampling.max_tokens]
-        for count, token_id in enumerate(script[: self.hold_after], 1):
-            if constraint is not None:
-                if not constraint.allowed_mask(self.tokenizer.vocab_size)[token_id]:
-                    problem = f"token {count} of the script is not allowed"
-                    handle.put(Event(None, None, (), 0, "error", problem))
-                    return
-                constraint.advance(token_id)
-            is_stop = token_id in sampling.stop_ids or watch.feed(token_id)
-            is_last = count == len(script) and self.failure is None
-            reason = "stop" if is_stop else "length" if is_last else None
-            top = tuple((token_id + i, LOGPROB - i) for i in range(sampling.top_logprobs))
-            handle.put(Event(token_id, LOGPROB, top, 0, reason))
-            if reason:
-                return
-        if self.failure is not None:
-            handle.put(Event(None, None, (), 0, "error", self.failure))
-        elif not script:
-            handle.put(Event(None, None, (), 0, "length"))
-
-    def abort(self, handle: EventStream) -> None:
-        self.aborted.append(handle.request_id)
-        handle.put(Event(None, None, (), 0, "abort"))
-
-    def stats(self) -> Stats:
-        num_ended = len(set(self.aborted)) if self.hold_after else len(self.requests)
-        running = len(self.requests) - num_ended
-        return Stats(0, running, num_ended, 0, 0, 0, 0)
-
-    def generate(self, requests: list[Request]) -> list[Any]:
-        return [fold_events(list(self.submit(request))) for request in requests]
 
 
 @pytest.fixture(scope="session")

@@ -103,3 +103,11 @@ def test_bad_fields_are_named(api, engine, script, fields, param) -> None:  # ty
         return
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
+
+
+def test_ignore_eos_goes_on_to_max_tokens(api, engine, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [[*b"one", tokenizer.eos_id, *b"two"]]
+    (whole,) = api.complete(prompt="x", ignore_eos=True, max_tokens=6).json()["choices"]
+    assert (whole["text"], whole["finish_reason"]) == ("onetw", "length")
+    (cut,) = api.complete(prompt="x", max_tokens=6).json()["choices"]
+    assert (cut["text"], cut["finish_reason"]) == ("one", "stop")

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from k3_serve.testing import Script
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 USER = {"role": "user", "content": "hi"}
 
@@ -215,7 +217,7 @@ def test_an_unknown_model_is_404(api) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_a_failure_before_the_first_token_is_a_status(api, engine) -> None:  # type: ignore[no-untyped-def]
-    engine.failure = "the logits are not finite"
+    engine.scripts = [Script(error="the logits are not finite")]
     for response in (api.chat(), api.chat(stream=True), api.complete(prompt="x", stream=True)):
         assert response.status_code == 500
         assert "not finite" in response.json()["error"]["message"]
@@ -224,7 +226,7 @@ def test_a_failure_before_the_first_token_is_a_status(api, engine) -> None:  # t
 def test_a_failure_in_mid_stream_is_an_event_that_ends_it(  # type: ignore[no-untyped-def]
     api, engine, script, read_events
 ) -> None:
-    engine.scripts, engine.failure = [script("some thoughts")], "the logits are not finite"
+    engine.scripts = [Script(script("some thoughts"), error="the logits are not finite")]
     events = read_events(api.complete(prompt="x", stream=True, max_tokens=99))
     assert events[0]["choices"][0]["text"] == "s"
     assert events[-1]["error"]["type"] == "server_error"

@@ -77,7 +77,27 @@ def test_a_video_is_chunks_of_frames_with_their_times(api, engine, script) -> No
     mp4 = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     refused = api.chat(messages=[{"role": "user", "content": [mp4]}])
     assert refused.status_code == 400
-    assert "no allowed format" in refused.json()["error"]["message"]
+    message = refused.json()["error"]["message"]
+    assert "no allowed format" in message
+    assert "a video is an animated GIF or WebP, or its frames as image_url parts" in message
+
+
+def test_an_image_may_come_from_a_tool(api, engine, script) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [script("<|end_of_msg|>")]
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "c1", "type": "function", "function": function}
+    image = {"type": "image_url", "image_url": {"url": data_url(56, 28)}}
+    text = {"type": "text", "text": "seen:"}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [text, image]},
+    ]
+    assert api.chat(messages=messages).status_code == 200
+    (request,) = engine.requests
+    assert request.images.grid_thws.tolist() == [[1, 2, 4]]
+    prompt = engine.tokenizer.decode(request.token_ids)
+    assert 'index="1"<|sep|>seen:<|media_begin|>image 56x28<|media_content|>' in prompt
 
 
 def test_images_of_listed_hosts_are_fetched_once(  # type: ignore[no-untyped-def]

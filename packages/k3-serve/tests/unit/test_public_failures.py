@@ -153,12 +153,12 @@ def test_row_61_no_log_holds_the_message_of_an_unforeseen_exception(  # type: ig
     url, engine, script, caplog, monkeypatch, is_streamed
 ) -> None:
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
-    engine.scripts, engine.failure, fed = [script("ab")], "the secret prompt", []
+    engine.scripts, fed, problem = [script("ab")], [], "the secret prompt"
 
     def broken(choice, event):  # type: ignore[no-untyped-def]
         fed.append(event)
         if len(fed) == 2:
-            raise RuntimeError(engine.failure)
+            raise RuntimeError(problem)
         return [{"delta": {"role": "assistant"}, "finish_reason": None}]
 
     monkeypatch.setattr(ChatChoice, "feed", broken)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from k3_serve.testing import Script
+
 ANSWER = (
     "two and two<|close|>think<|sep|><|open|>response<|sep|>4 \U0001f642<|close|>response<|sep|>"
     "<|close|>message<|sep|><|end_of_msg|>"
@@ -212,10 +214,11 @@ def test_a_bad_field_is_named(respond, engine, fields, param) -> None:  # type: 
 
 
 def test_a_failure_is_a_status_or_the_last_event(respond, events, engine, script) -> None:  # type: ignore[no-untyped-def]
-    engine.failure = "the logits are not finite"
+    problem = "the logits are not finite"
+    engine.scripts = [Script(error=problem)]
     assert respond().status_code == 500
     assert respond(stream=True).status_code == 500
-    engine.scripts = [script("some thoughts")]
+    engine.scripts = [Script(script("some thoughts"), error=problem)]
     last = events()[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert "not finite" in last["response"]["error"]["message"]

@@ -9,6 +9,7 @@ import pytest
 
 from k3_core.cli.chat_client import ChatClient
 from k3_core.errors import K3Error
+from k3_serve.testing import Script
 
 ANSWER = "hm<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"
 CALL = (
@@ -30,7 +31,7 @@ def wait_for(condition) -> None:  # type: ignore[no-untyped-def]
 def test_a_client_that_goes_away_aborts_its_requests(  # type: ignore[no-untyped-def]
     url, engine, script, is_streamed, hold_after
 ) -> None:
-    engine.scripts, engine.hold_after = [script(ANSWER)], hold_after
+    engine.scripts = [Script(script(ANSWER)[:hold_after], holds=True)]
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
     headers = {"Content-Type": "application/json"}
     body = json.dumps({**BODY, "stream": is_streamed, "n": 2, "max_tokens": 99})

@@ -52,3 +52,10 @@ def test_what_cannot_be_done_is_named(post, path, body, status, param) -> None: 
     response = post(path, **body)
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_the_tokenizer_names_its_special_tokens(api, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    info = api.request("GET", "/tokenizer_info").json()
+    assert info["eos_token"] == tokenizer.decode([tokenizer.eos_id])
+    assert info["bos_token"] == tokenizer.decode([tokenizer.bos_id])
+    assert (info["vocab_size"], info["model_max_length"]) == (tokenizer.vocab_size, 4096)

@@ -151,6 +151,17 @@ class Tokens(BaseModel):
     max_model_len: int
 
 
+class TokenizerInfo(BaseModel):
+    """The answer of /tokenizer_info: what lm-eval asks for before it uses /tokenize."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str
+    eos_token: str
+    pad_token: str
+    model_max_length: int
+
+
 class Text(BaseModel):
     """The answer of /detokenize."""
 

@@ -39,6 +39,8 @@ def prepare(
             "prompt",
         )
     samplings = choices_of(body, tokenizer, body.max_tokens, body.logprobs or 0)
+    if body.ignore_eos:
+        samplings = [replace(sampling, stop_ids=()) for sampling in samplings]
     has_prompt_logprobs = body.echo and body.logprobs is not None
     requests = [
         Request(

@@ -18,6 +18,7 @@ from k3_serve.observer import Observer
 from k3_serve.ops.fetch import FetchError, fetch_all
 from k3_serve.settings import Settings
 
+VIDEO_FORMS = "; a video is an animated GIF or WebP, or its frames as image_url parts"
 DATA_URL = re.compile(r"data:(image|video)/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
@@ -70,7 +71,8 @@ def read_images(
             items.append(read(content, min(limits.max_image_pixels, num_left)))
         except ImageError as error:
             observer.count("k3_media_rejected_total", 1, {"reason": "image"})
-            raise bad_request(f"{where}: {error}", where) from error
+            forms = VIDEO_FORMS if is_video else ""
+            raise bad_request(f"{where}: {error}{forms}", where) from error
         num_left -= items[-1].num_pixels
     pixels, grids = (torch.cat(parts) for parts in zip(*(i.images for i in items), strict=True))
     return Images(pixels, grids), [item.prompt for item in items]
@@ -130,7 +132,7 @@ def _decode(where: str, url: str, observer: Observer) -> bytes:
     if match is None:
         observer.count("k3_media_rejected_total", 1, {"reason": "url"})
         raise bad_request(
-            f"{where}: only images in data URLs (data:image/png;base64,...) are accepted, "
+            f"{where}: only data URLs (data:image/png;base64,...) are accepted, "
             f"this one begins with {url[:16]!r}",
             where,
         )

@@ -78,7 +78,7 @@ class ChatRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
-    """The body of /v1/completions."""
+    """The body of /v1/completions. `ignore_eos`, as elsewhere, goes on to `max_tokens`."""
 
     prompt: (
         str
@@ -89,6 +89,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
+    ignore_eos: bool = False
     suffix: None = None
     best_of: None = None
 

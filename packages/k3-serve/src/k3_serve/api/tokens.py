@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and the rendering of a chat without generating (serving 2a)."""
+"""What the tokenizer does, and the rendering of a chat without generating (serving 2a)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from k3_serve.api import chat
-from k3_serve.api.answers import Rendered, Text, Tokens
+from k3_serve.api.answers import Rendered, Text, TokenizerInfo, Tokens
 from k3_serve.api.errors import bad_request, invalid_body
 from k3_serve.api.media import fetch_images
 from k3_serve.api.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -16,7 +16,7 @@ from k3_serve.api.service import Service
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
-    """Adds the three routes."""
+    """Adds the four routes."""
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Tokens:
@@ -37,6 +37,17 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         except ValueError as error:
             raise bad_request(str(error), "tokens") from error
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerInfo:
+        return TokenizerInfo(
+            tokenizer_class=type(service.tokenizer).__name__,
+            vocab_size=service.tokenizer.vocab_size,
+            bos_token=_name(service, service.tokenizer.bos_id),
+            eos_token=_name(service, service.tokenizer.eos_id),
+            pad_token=_name(service, service.tokenizer.pad_id),
+            model_max_length=service.engine.max_length,
+        )
+
     @app.post("/v1/chat/completions/render")
     async def render(body: ChatRequest) -> Rendered:
         service.check_model(body.model)
@@ -49,6 +60,10 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             num_tokens=len(prompt.ids),
             channel=prompt.channel,
         )
+
+
+def _name(service: Service, token_id: int) -> str:
+    return service.tokenizer.token_bytes(token_id).decode()
 
 
 def _as_chat(body: TokenizeRequest, service: Service) -> ChatRequest:

@@ -1,5 +1,24 @@
-"""Test doubles of the engine: one that is stepped by hand, and a model small enough for it."""
+"""Test doubles of the engine: one that says what it is told, and one that is stepped by hand.
 
-from k3_serve.testing.stepped import SteppedEngine, tiny_model
+`ScriptedEngine` is for everything above an engine: given tokens, one by one or in spans, with
+given log-probabilities, ends, failures and delays. `SteppedEngine` is the real engine without its
+thread, and `tiny_model` a model small enough for it; those two import torch on first use.
+"""
 
-__all__ = ["SteppedEngine", "tiny_model"]
+from typing import TYPE_CHECKING
+
+from k3_core.lazy import lazy_attributes
+from k3_serve.testing.scripted import LOGPROB, Script, ScriptedEngine
+
+if TYPE_CHECKING:
+    from k3_serve.testing.stepped import SteppedEngine, tiny_model
+else:
+    __getattr__ = lazy_attributes(
+        __name__,
+        {
+            "SteppedEngine": "k3_serve.testing.stepped",
+            "tiny_model": "k3_serve.testing.stepped",
+        },
+    )
+
+__all__ = ["LOGPROB", "Script", "ScriptedEngine", "SteppedEngine", "tiny_model"]

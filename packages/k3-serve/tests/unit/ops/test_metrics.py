@@ -15,6 +15,7 @@ from k3_serve.ops.collect import EngineCollector
 from k3_serve.ops.metrics import TABLE, Metrics
 from k3_serve.ops.timing import RequestTimer
 from k3_serve.settings import Settings
+from k3_serve.testing import Script
 
 # As the specification writes them (serving 9e).
 NAMES = re.findall(
@@ -130,7 +131,7 @@ def test_requests_over_http_are_counted(api, engine, script) -> None:  # type: i
     engine.scripts = [script(ANSWER)]
     assert api.chat().status_code == 200
     assert api.chat(stream=True).status_code == 200
-    engine.failure, engine.scripts = "the logits are not finite", [[]]
+    engine.scripts = [Script(error="the logits are not finite")]
     assert api.chat().status_code == 500
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
     assert api.chat(messages=[{"role": "user", "content": [image]}]).status_code == 400

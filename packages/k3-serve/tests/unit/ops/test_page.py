@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from k3_serve.testing import Script
+
 ANSWER = (
     "why not<|close|>think<|sep|><|open|>response<|sep|>{}<|close|>response<|sep|>{}<|end_of_msg|>"
 )
@@ -95,14 +97,13 @@ def test_a_chat_in_a_browser(browser, url, engine, script) -> None:  # type: ign
 def test_an_error_and_a_stop_are_shown(browser, url, engine, script) -> None:  # type: ignore[no-untyped-def]
     browser.call("Page.navigate", url=url)
     browser.wait_for("document.getElementById('model')?.textContent")
-    engine.failure = "the logits are not finite"
+    engine.scripts = [Script(error="the logits are not finite")]
     error = "document.querySelectorAll('article.assistant .error')"
     browser.evaluate("document.getElementById('text').value = 'fail'")
     browser.evaluate("document.getElementById('ask').requestSubmit()")
     assert "not finite" in browser.wait_for(f"{error}[0]?.textContent")
 
-    engine.failure, engine.hold_after = None, 3
-    engine.scripts = [script(ANSWER.format("never", ""))]
+    engine.scripts = [Script(script(ANSWER.format("never", ""))[:3], holds=True)]
     browser.evaluate("document.getElementById('text').value = 'wait'")
     browser.evaluate("document.getElementById('ask').requestSubmit()")
     browser.wait_for("document.querySelectorAll('.thinking').length")
