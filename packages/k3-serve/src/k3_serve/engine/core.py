@@ -29,7 +29,7 @@ from k3_serve.engine.classes import CLASSES, Admission, RequestClass, classify
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
 from k3_serve.engine.restores import Restores
-from k3_serve.engine.rows import end_of_images, image_hashes
+from k3_serve.engine.rows import end_of_images, rows_and_images
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
 from k3_serve.observer import Observer, Silent
@@ -202,7 +202,8 @@ class ContinuousEngine(ThreadedEngine):
 
     def _prepare(self, sequence: Sequence) -> Callable[[], None]:
         request = sequence.request
-        rows, images = self._rows(sequence)
+        model = self._runner.model.config
+        rows, images = rows_and_images(sequence.ids, request.images, model)
         kind = classify(len(rows), request.request_class, self._classes).name
         cost = len(rows) + min(sequence.max_tokens, EXPECTED_OUTPUT)
         state = RequestState(
@@ -211,7 +212,8 @@ class ContinuousEngine(ThreadedEngine):
             kind,
             priority=request.priority,
             images=images,
-            images_end=end_of_images(rows, request.images is not None, self._placeholder),
+            images_end=end_of_images(rows, images, model),
+            num_head=min([request.num_head_tokens, *(row for row, _ in images)]),
             can_hit=not sequence.needs_prompt_logprobs,
             cost=cost,
             submitted=time.monotonic(),
@@ -371,33 +373,10 @@ class ContinuousEngine(ThreadedEngine):
         if drawn.num_unsound:
             self._observer.count("k3_nan_rows_total", drawn.num_unsound)
 
-    # Rows and keys of a request.
-
-    @property
-    def _placeholder(self) -> int | None:
-        return self._runner.model.config.media_placeholder_token_id
-
     def _seed(self, sequence: Sequence) -> bytes:
         dtype = self._runner.layout.dtype
         kept = f"{state_dtype(dtype)}, {dtype}"
         return seed_key(self._version, sequence.request.cache_salt, kept)
-
-    def _rows(self, sequence: Sequence) -> tuple[list[int], tuple[tuple[int, bytes], ...]]:
-        """Ids with each image's placeholder once a row, and the images' places and hashes."""
-        images = sequence.request.images
-        if images is None:
-            return list(sequence.ids), ()
-        counts = iter(rows_of_images(self._runner.model.config, images))
-        hashes = iter(image_hashes(images))
-        rows: list[int] = []
-        places = []
-        for token_id in sequence.ids:
-            if token_id == self._placeholder and (count := next(counts, None)) is not None:
-                places.append((len(rows), next(hashes)))
-                rows += [token_id] * count
-            else:
-                rows.append(token_id)
-        return rows, tuple(places)
 
 
 def _default_bytes(device: torch.device) -> int:

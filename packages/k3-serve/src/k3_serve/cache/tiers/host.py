@@ -1,7 +1,7 @@
 """The tier in host memory: one tensor of slots, each of the size of a page (serving 9b).
 
 The memory is pinned when the arena is on a GPU. Copies into it run on the engine's stream, so
-that they see a page as it is when it is evicted; whoever reads the slots waits for `Stored.ready`.
+that they see a page as it is when it is evicted; whoever reads the slots waits for that.
 
 Legend: S slots, N pages, B bytes of a page.
 """
@@ -49,9 +49,13 @@ class HostTier:
         with self.lock:
             missing = self.ledger.missing(entry)
             slots = [self._free.pop() for _ in range(len(missing) + len(extent))]
+            try:
+                self._copy_out(arena, [*extent, *(pages[key] for key in missing)], slots)
+            except RuntimeError:
+                self._free += slots
+                raise
             self._states[entry.key] = slots[: len(extent)]
             self._pages.update(zip(missing, slots[len(extent) :], strict=True))
-            self._copy_out(arena, [*extent, *(pages[key] for key in missing)], slots)
             if self._device.type == "cuda":
                 event = torch.cuda.Event()
                 event.record()

@@ -80,7 +80,13 @@ class TierStore:
             self._drop("cpu", "room")
             return
         num_pages = len(host.ledger.missing(entry))
-        host.put(entry, arena, dict(zip(event.keys, event.pages, strict=True)), gone.extent)
+        pages = dict(zip(event.keys, event.pages, strict=True))
+        try:
+            host.put(entry, arena, pages, gone.extent)
+        except RuntimeError:  # as when a GPU has no memory for the copy
+            logger.exception("a prefix is not kept")
+            self._drop("cpu", "error")
+            return
         self._moved("device", "cpu", size, num_pages * host.layout.page_bytes)
         if self._disk is not None and not self._disk.holds(entry.key):
             self._dirty[entry.key] = entry
