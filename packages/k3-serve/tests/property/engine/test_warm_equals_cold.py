@@ -36,6 +36,7 @@ class Turn:
     fate: str
     fate_step: int
     continues: bool
+    before: str
     damage: str
     which: int
 
@@ -43,7 +44,7 @@ class Turn:
 turns = st.builds(
     Turn,
     trunk=st.integers(0, len(TRUNKS) - 1),
-    shared=st.integers(1, 40),
+    shared=st.one_of(st.just(40), st.integers(1, 40)),
     tail=st.lists(st.integers(0, 255), max_size=6).map(tuple),
     max_tokens=st.integers(1, 16),
     priority=st.sampled_from([0, 0, 0, 1]),
@@ -51,6 +52,7 @@ turns = st.builds(
     fate=st.sampled_from(["end", "end", "end", "suspend", "abort", "score"]),
     fate_step=st.integers(1, 8),
     continues=st.booleans(),
+    before=st.sampled_from(["nothing", "nothing", "squeeze", "squeeze", "restart"]),
     damage=st.sampled_from(["none", "none", "none", "flip", "cut", "delete"]),
     which=st.integers(0, 99),
 )
@@ -60,8 +62,8 @@ engines = st.fixed_dictionaries(
         "page_tokens": st.sampled_from([UNIT, 2 * UNIT, 4 * UNIT]),
         "token_budget": st.sampled_from([8, 12, 20, 64]),
         "spare_pages": st.integers(0, 24),
-        "cpu_prefixes": st.sampled_from([0, 1, 3, 8]),
-        "disk_prefixes": st.sampled_from([0, 2, 8]),
+        "cpu_prefixes": st.sampled_from([8, 3, 1, 0]),
+        "disk_prefixes": st.sampled_from([8, 2, 0]),
         "io_steps": st.sampled_from([0, 0, 1, 3]),
     }
 )
@@ -108,19 +110,49 @@ class History:
             "disk_cache": self.folder,
             "disk_cache_bytes": disk * size,
         }
-        self.engine = SteppedEngine(model, unit=UNIT, num_pages=num_pages, **options)
-        self.engine.is_io_held = self.io_steps > 0
-        self.num_steps = 0
+        self.options = {"unit": UNIT, "num_pages": num_pages, **options}
+        self.model, self.num_steps = model, 0
+        self.start()
         self.cold, self.answers = cold, []
         self.open = []
 
+    def start(self):
+        self.engine = SteppedEngine(self.model, **self.options)
+        self.engine.is_io_held = self.io_steps > 0
+
+    def finish(self):
+        while self.step():
+            pass
+
+    def close(self):
+        """The end of an engine; its files stay."""
+        self.finish()
+        if self.engine._tiers is not None:
+            self.engine._tiers.close()
+            self.engine.run()
+        stats = self.engine.cache_stats()
+        assert stats.num_active == stats.num_restoring == 0
+        assert stats.num_free + stats.num_cached == stats.num_pages
+
+    def prepare(self, turn):
+        """What happens to the caches before a turn: they must lie below, or start anew."""
+        if turn.before == "restart":
+            self.close()
+            self.start()
+        elif turn.before == "squeeze":
+            index = self.engine._scheduler.index
+            with torch.inference_mode():
+                index.release(index.allocate(index.pool.num_free + index.pool.num_cached))
+        if self.folder is not None and turn.damage != "none":
+            self.damage(turn)
+
     def play(self, turns):
         for turn in turns:
+            self.prepare(turn)
             for _ in range(turn.delay):
                 self.step()
             self.submit(turn)
-        while self.step():
-            pass
+        self.finish()
 
     def damage(self, turn):
         """Somebody spoils a file of the cache."""
@@ -137,8 +169,6 @@ class History:
         file.write_bytes(data if turn.damage == "flip" else data[:at])
 
     def submit(self, turn):
-        if self.folder is not None and turn.damage != "none":
-            self.damage(turn)
         prompt = (*TRUNKS[turn.trunk][: turn.shared], *turn.tail)
         if turn.continues and self.answers:
             prompt = (*self.answers[-1], *turn.tail, 5)[-40:]
@@ -209,13 +239,7 @@ def play(model, cold, options, script):
     with TemporaryDirectory() as folder:
         history = History(model, cold, options, Path(folder))
         history.play(script)
-        if history.engine._tiers is not None:
-            history.engine._tiers.close()
-            history.engine.run()
-    stats = history.engine.cache_stats()
-    assert stats.num_restoring == 0
-    assert stats.num_active == 0 and stats.num_free + stats.num_cached == stats.num_pages
-    return history
+        history.close()
 
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
