@@ -17,6 +17,12 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 ADMIN = "Port of the admin plane on 127.0.0.1; 0 takes a free one."
 ROOTS = "Folder that new weights may come from."
 PROFILE = "kimi: the fixed parameters of the hosted API; open: none."
+SIZE = "Memory of the prefix cache, as in 4GB; default 1GiB, of a GPU 80% of what is free."
+CPU_CACHE = "Host memory for what the cache evicts; none by default."
+DISK_CACHE = "Folder for what that memory has no room for."
+DISK_SIZE = "Bound of its files; default 10GiB."
+UNIT = "Tokens between two places at which a cached prefix may end."
+BUDGET = "Most rows of a step; default 256, on a GPU 4096."
 HOSTS = "Host that images may be fetched from by https; none by default."
 
 
@@ -29,6 +35,12 @@ def serve(
     experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the default.")] = 0,
+    cache_size: Annotated[str, typer.Option(help=SIZE)] = "",
+    cpu_cache: Annotated[str, typer.Option(help=CPU_CACHE)] = "",
+    disk_cache: Annotated[Path | None, typer.Option(help=DISK_CACHE)] = None,
+    disk_cache_size: Annotated[str, typer.Option(help=DISK_SIZE)] = "",
+    unit: Annotated[int | None, typer.Option(min=1, help=UNIT)] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help=BUDGET)] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="Keys of clients, one a line.")] = None,
     without_keys: Annotated[bool, typer.Option(help="Let everybody in from anywhere.")] = False,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help=ADMIN)] = None,
@@ -54,6 +66,7 @@ def serve(
     from k3_serve.ops.command import AdminPlane, ModelChoice, Server
     from k3_serve.ops.fetch import MediaPolicy
     from k3_serve.ops.run import Tls
+    from k3_serve.ops.sizes import CacheChoice
     from k3_serve.settings import Settings
 
     set_log_level(log_level)
@@ -73,6 +86,9 @@ def serve(
         settings=settings,
         is_open=without_keys,
         tls=Tls.read(tls_cert, tls_key),
+        cache=CacheChoice.read(
+            cache_size, cpu_cache, disk_cache, disk_cache_size, unit, token_budget
+        ),
         admin=AdminPlane.read(admin_port, admin_socket, admin_key_file, weights_root or ()),
     ).run(typer.echo)
 

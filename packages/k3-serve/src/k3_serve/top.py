@@ -17,7 +17,13 @@ from rich.table import Table
 from k3_core.errors import K3Error
 
 Snapshot = dict[str, float]
-LABELLED = ("k3_pages", "k3_requests_total")
+LABELLED = {
+    "k3_pages": "state",
+    "k3_requests_total": "outcome",
+    "k3_cache_bytes": "tier",
+    "k3_tier_lookups_total": "result",
+}
+"""By name, the label by whose values a metric is also summed."""
 
 
 def top(
@@ -53,14 +59,13 @@ def read(client: httpx.Client) -> Snapshot:
 
 
 def parse(text: str) -> Snapshot:
-    """Sums by name; those of `LABELLED` also by their state or outcome, as name/value."""
+    """Sums by name; those of `LABELLED` also by a label, as name/value."""
     sums: Snapshot = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             names = [sample.name]
             if sample.name in LABELLED:
-                kind = sample.labels.get("state") or sample.labels.get("outcome")
-                names.append(f"{sample.name}/{kind}")
+                names.append(f"{sample.name}/{sample.labels.get(LABELLED[sample.name])}")
             for name in names:
                 sums[name] = sums.get(name, 0.0) + sample.value
     return sums
@@ -115,6 +120,15 @@ def frame(now: Snapshot, before: Snapshot, seconds: float) -> Group:
         value = now.get(f"k3_state_checkpoint_{name}_total", 0)
         cache.add_row(f"checkpoints {name}", f"{value:.0f}")
     cache.add_row("preemptions", f"{now.get('k3_preemptions_total', 0):.0f}")
+    for tier in ("cpu", "disk"):
+        if (held := now.get(f"k3_cache_bytes/{tier}")) is not None:
+            cache.add_row(f"MiB in the {tier} tier", f"{held / 2**20:.1f}")
+    if "k3_cache_bytes/cpu" in now:
+        cache.add_row(
+            "tier look-ups that hit", share("k3_tier_lookups_total/hit", "k3_tier_lookups_total")
+        )
+        cache.add_row("restore", mean("k3_cache_restore_seconds"))
+        cache.add_row("restores given up", f"{now.get('k3_restore_fallback_total', 0):.0f}")
     return Group(load, cache)
 
 

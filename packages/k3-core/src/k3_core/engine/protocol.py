@@ -130,7 +130,9 @@ class Request:
     output starts; stop strings then apply to the response channel only. None means raw text.
     `effort`, `priority` (higher first) and `request_class` inform schedulers that use them.
     `constraint` restricts the tokens that may be drawn; log-probabilities stay those of the raw
-    logits. Requests of different `cache_salt` never share a prefix cache.
+    logits. Requests of different `cache_salt` never share a prefix cache. The first
+    `num_head_tokens` are what other requests are likely to begin with too: a prefix cache keeps
+    their end.
     """
 
     token_ids: tuple[int, ...]
@@ -142,6 +144,7 @@ class Request:
     request_class: str = "default"
     constraint: Constraint | None = None
     cache_salt: str = ""
+    num_head_tokens: int = 0
 
 
 class Event(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 from k3_core.engine.protocol import Images, Request, Sampling
 
 FORMAT = 1
+PLAIN = ("channel", "effort", "priority", "request_class", "cache_salt", "num_head_tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +33,7 @@ class Suspended:
         request = self.request
         if request.constraint is not None:
             raise ValueError("a constraint has no JSON form; replace(request, constraint=None)")
-        fields = {
-            name: getattr(request, name)
-            for name in ("channel", "effort", "priority", "request_class", "cache_salt")
-        }
+        fields = {name: getattr(request, name) for name in PLAIN}
         state = {
             "format": FORMAT,
             "generated": self.generated,

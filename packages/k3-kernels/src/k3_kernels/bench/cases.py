@@ -88,6 +88,8 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("kda_step", "one-row", partial(_step, s, rows=1, tokens=1)),
         Case("kda_step", "rows", partial(_step, s, rows=s.rows, tokens=1)),
         Case("kda_step", "verify", partial(_step, s, rows=s.rows, tokens=4)),
+        Case("kda_decode", "one-row", partial(_layer_decode, s, rows=1)),
+        Case("kda_decode", "rows", partial(_layer_decode, s, rows=s.rows)),
         Case("kda_replay", "rows", partial(_replay, s, rows=4 * s.rows)),
         Case("short_conv", "prefill", partial(_conv, s, lengths=(s.tokens // 4,) * 4)),
         Case("short_conv", "decode", partial(_conv, s, lengths=(1,) * s.rows)),
@@ -153,6 +155,14 @@ def _step(s: Sizes, v: Values, rows: int, tokens: int) -> Call:
     if tokens > 1:
         named["num_commit_B"] = v.integers(tokens + 1, rows)
     return Call(_inputs(v, s, rows, tokens), named, mutated=("state_SHVK",))
+
+
+def _layer_decode(s: Sizes, v: Values, rows: int) -> Call:
+    channels = 3 * s.heads * s.head_dim
+    _, _, out_gate, *decay = _inputs(v, s, rows, 1)
+    named = {**_pool(s, v, rows), "window_SCR": v.act(2 * rows, channels, 3), "eps": 1e-5}
+    args = (v.act(rows, 1, channels), v.act(channels, 1, 4), *decay, out_gate)
+    return Call((*args, v.full(s.head_dim, shift=1.0)), named, mutated=("state_SHVK", "window_SCR"))
 
 
 def _replay(s: Sizes, v: Values, rows: int) -> Call:

@@ -31,9 +31,13 @@ from k3_serve.api.validate import check_chat, check_effort
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered conversation. The output begins in `channel`."""
+    """A rendered conversation. The output begins in `channel`.
+
+    The first `num_head` ids are its stable head: tools, effort and the first system message.
+    """
 
     ids: list[int]
+    num_head: int
     channel: Literal["think", "response"]
     effort: str | None
     images: Images | None
@@ -75,6 +79,7 @@ def prepare(
             effort=prompt.effort,
             constraint=constraint,
             cache_salt=salt,
+            num_head_tokens=prompt.num_head,
         )
         for sampling in samplings
     ]
@@ -107,8 +112,19 @@ def render(body: ChatRequest, service: Service, files: Mapping[str, bytes] | Non
     channel: Literal["think", "response"] = "think" if thinking else "response"
     if prefix is not None:
         segments, channel = segments + prefix.segments, prefix.channel
-    ids = service.tokenizer.encode_segments(segments)
-    return Prompt(ids, channel, effort, images, prefix)
+    head = service.tokenizer.chat_segments(
+        [one for one in messages[:1] if one["role"] == "system"],
+        tools=body.tools,
+        thinking=thinking,
+        thinking_effort=effort,
+        add_generation_prompt=False,
+    )
+    size = len(head) if segments[: len(head)] == head else 0  # an image in it is not in `head`
+    first, rest = segments[:size], segments[size:]
+    ids = service.tokenizer.encode_segments(first)
+    num_head = len(ids)
+    ids += service.tokenizer.encode_segments(rest)
+    return Prompt(ids, num_head, channel, effort, images, prefix)
 
 
 def _thinking(body: ChatRequest) -> tuple[bool, str | None]:

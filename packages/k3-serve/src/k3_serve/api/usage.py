@@ -30,12 +30,16 @@ def cache_of(prompts: Iterable[Handle]) -> dict[str, Any]:
     """`k3_cache` of a response, summed over its prompts: what the prefix cache did (serving 9e).
 
     mla_match: tokens whose latents were cached; state_hit: those that were reused, which have a
-    state too. Nothing for an engine without such a cache.
+    state too. After a restore: restored_tokens, those that a tier added to the hit; its bytes,
+    milliseconds and the tier. Nothing for an engine without such a cache.
     """
     total: dict[str, Any] = {}
     for handle in prompts:
         for name, value in getattr(handle, "cache_report", {}).items():
-            total[name] = total[name] + value if name in total else value
+            if isinstance(value, str):
+                total[name] = ", ".join(sorted({value, *filter(None, [total.get(name)])}))
+            else:
+                total[name] = total.get(name, 0) + value
     return {"k3_cache": total} if total else {}
 
 

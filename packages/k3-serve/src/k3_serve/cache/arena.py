@@ -5,7 +5,7 @@ the states and convolution windows of all KDA layers in one row of bytes, cut in
 last page of the tensor is the null page: padded rows write there and nobody reads it.
 
 Legend: P pages (the null page included), L tokens a page, X latent width, S rows of states, H
-heads, V and K head dims, C channels, J remembered convolution inputs.
+heads, V and K head dims, C channels, J remembered convolution inputs, N pages of a copy.
 """
 
 from __future__ import annotations
@@ -136,13 +136,21 @@ class Arena:
 
     def write_rows(self, extents: list[tuple[int, ...]], rows_EB: Tensor) -> None:
         """Copies rows of states into extents."""
-        pages = self._index([page for extent in extents for page in extent])
-        self.bytes_PB[pages] = rows_EB.reshape(-1, self.layout.page_bytes)
+        pages = [page for extent in extents for page in extent]
+        self.write_pages(pages, rows_EB.reshape(-1, self.layout.page_bytes))
 
     def read_rows(self, extents: list[tuple[int, ...]]) -> Tensor:
         """Copies of the rows of states that extents hold, [E, row_bytes]."""
-        pages = self._index([page for extent in extents for page in extent])
-        return self.bytes_PB[pages].view(len(extents), self.layout.row_bytes)
+        pages = [page for extent in extents for page in extent]
+        return self.read_pages(pages).view(len(extents), self.layout.row_bytes)
+
+    def write_pages(self, pages: list[int], rows_NB: Tensor) -> None:
+        """Copies bytes into pages."""
+        self.bytes_PB[self._index(pages)] = rows_NB
+
+    def read_pages(self, pages: list[int]) -> Tensor:
+        """Copies of pages, [N, page_bytes]."""
+        return self.bytes_PB[self._index(pages)]
 
     def _index(self, pages: list[int]) -> Tensor:
         return torch.tensor(pages, dtype=torch.int64).to(self.bytes_PB.device, non_blocking=True)

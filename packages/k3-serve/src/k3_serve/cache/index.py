@@ -149,6 +149,21 @@ class PrefixIndex:
         """The checkpoint of the prefix that ends with `key`."""
         return self._store.checkpoints.get(key)
 
+    def latents(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages that hold the first tokens of a prefix of `keys`, up to the first missing.
+
+        The last one may hold more than the prefix has of it.
+        """
+        pages = []
+        for end in range(
+            self._units_per_page, len(keys) + self._units_per_page, self._units_per_page
+        ):
+            holders = self._store.tree.holders(keys[min(end, len(keys)) - 1])
+            if not holders:
+                break
+            pages.append(holders[0].page)
+        return pages
+
     # Pages in and out
 
     def allocate(self, count: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,9 +24,12 @@ from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.keys import seed_key
 from k3_serve.cache.pages import PagePool
 from k3_serve.cache.records import CacheCounters
+from k3_serve.cache.tiers import ThreadWorker, TierStats, Worker, open_tiers, space_of
 from k3_serve.engine.classes import CLASSES, Admission, RequestClass, classify
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
+from k3_serve.engine.restores import Restores
+from k3_serve.engine.rows import end_of_images, rows_and_images
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
 from k3_serve.observer import Observer, Silent
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from k3_core.model.batch import SequenceBatch
     from k3_core.tokenizer import K3Tokenizer
 
+DISK_BYTES = 10 << 30
+"""Default bound of the files of a cache folder."""
 EXPECTED_OUTPUT = 512
 """Tokens of output that a queued request is taken to need at most."""
 
@@ -51,6 +56,9 @@ class CacheStats:
     num_cached: int
     num_preemptions: int
     counters: CacheCounters
+    num_restoring: int = 0
+    """Requests that wait for a tier."""
+    tiers: tuple[TierStats, ...] = ()
 
 
 class ContinuousEngine(ThreadedEngine):
@@ -61,8 +69,12 @@ class ContinuousEngine(ThreadedEngine):
     overrides it. A forward has at most `token_budget` rows: the fewest at which prefill is fast,
     since that is how long a short request waits for the step that runs (None takes 256 on a CPU
     and 4096 on a GPU). `draft` names one of `k3_serve.spec.DRAFTS`, or is one: up to `draft_tokens`
-    guessed tokens a request are verified in a step while at most `draft_max_requests` decode.
+    guessed tokens a request are verified in a step while at most `draft_max_requests` decode. What
+    the arena evicts goes to `cpu_cache_bytes` of host memory and from there to files in the folder
+    `disk_cache`, of `disk_cache_bytes` at most; see `cache.tiers`.
     """
+
+    _worker: Callable[[str, int], Worker] = ThreadWorker
 
     def __init__(
         self,
@@ -75,6 +87,9 @@ class ContinuousEngine(ThreadedEngine):
         page_tokens: int | None = None,
         num_pages: int | None = None,
         cache_bytes: int | None = None,
+        cpu_cache_bytes: int = 0,
+        disk_cache: Path | None = None,
+        disk_cache_bytes: int = DISK_BYTES,
         token_budget: int | None = None,
         classes: tuple[RequestClass, ...] = CLASSES,
         version: int = 0,
@@ -97,6 +112,14 @@ class ContinuousEngine(ThreadedEngine):
         layout = self._runner.layout
         size = _default_bytes(model.device) if cache_bytes is None else cache_bytes
         self._num_pages = size // layout.page_bytes if num_pages is None else num_pages
+        self._tiers = open_tiers(
+            model,
+            layout,
+            unit,
+            (cpu_cache_bytes, disk_cache, disk_cache_bytes),
+            self._observer,
+            self._worker,
+        )
         self._scheduler = self._new_scheduler()
         text = model.config.text
         length = min(max_length or 1 << 62, text.max_position_embeddings)
@@ -110,9 +133,14 @@ class ContinuousEngine(ThreadedEngine):
         self._admission = Admission(classes)
         self._states: dict[Sequence, RequestState] = {}
         self._by_state: dict[RequestState, Sequence] = {}
-        self._is_asleep = False
+        self._is_asleep = self._is_held_up = False
         self._runner.open(self._num_pages, max_batch, length)
         self._start()
+
+    def close(self) -> None:
+        super().close()
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _reset(self) -> None:
         for state in self._states.values():
@@ -120,6 +148,7 @@ class ContinuousEngine(ThreadedEngine):
         self._states.clear()
         self._by_state.clear()
         self._speculation.reset()
+        self._cancel_restores()
         self._scheduler = self._new_scheduler()
 
     def _new_scheduler(self) -> Scheduler:
@@ -127,7 +156,24 @@ class ContinuousEngine(ThreadedEngine):
         index = PrefixIndex(
             PagePool(self._num_pages), self._unit, layout.page_tokens, layout.checkpoint_pages
         )
-        return Scheduler(index, self._num_slots, self._token_budget, self._classes)
+        scheduler = Scheduler(index, self._num_slots, self._token_budget, self._classes)
+        self._restores: Restores | None = None
+        if (tiers := self._tiers) is not None:
+            index.on_evict = lambda event: tiers.write_back(self._runner.cache.arena, event)
+            self._restores = Restores(
+                tiers, index, lambda: self._runner.cache.arena, self._post, self._observer
+            )
+            scheduler.restore = self._restores.begin
+        return scheduler
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Has the engine's thread run a command; from any thread, after the end too."""
+
+        def run() -> None:
+            self._is_held_up = False
+            command()
+
+        self._commands.put(run)
 
     # Called from any thread.
 
@@ -141,6 +187,8 @@ class ContinuousEngine(ThreadedEngine):
             pool.num_cached,
             self._scheduler.num_preemptions,
             replace(index.counters),
+            0 if self._restores is None else self._restores.num_waiting,
+            () if self._tiers is None else tuple(self._tiers.stats()),
         )
 
     def sleep(self) -> None:
@@ -163,11 +211,12 @@ class ContinuousEngine(ThreadedEngine):
         return self._scheduler.counts
 
     def _is_idle(self) -> bool:
-        return self._is_asleep or not self._states
+        return self._is_asleep or self._is_held_up or not self._states
 
     def _prepare(self, sequence: Sequence) -> Callable[[], None]:
         request = sequence.request
-        rows, images = self._rows(sequence)
+        model = self._runner.model.config
+        rows, images = rows_and_images(sequence.ids, request.images, model)
         kind = classify(len(rows), request.request_class, self._classes).name
         cost = len(rows) + min(sequence.max_tokens, EXPECTED_OUTPUT)
         state = RequestState(
@@ -176,7 +225,8 @@ class ContinuousEngine(ThreadedEngine):
             kind,
             priority=request.priority,
             images=images,
-            images_end=_images_end(rows, request.images is not None, self._placeholder),
+            images_end=end_of_images(rows, images, model),
+            num_head=min([request.num_head_tokens, *(row for row, _ in images)]),
             can_hit=not sequence.needs_prompt_logprobs,
             cost=cost,
             submitted=time.monotonic(),
@@ -190,6 +240,7 @@ class ContinuousEngine(ThreadedEngine):
         return lambda: self._enqueue(sequence, state)
 
     def _enqueue(self, sequence: Sequence, state: RequestState) -> None:
+        self._is_held_up = False
         state.seed = self._seed(sequence)
         self._states[sequence], self._by_state[state] = state, sequence
         self._scheduler.add(state)
@@ -197,16 +248,29 @@ class ContinuousEngine(ThreadedEngine):
     def _drop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence)
         del self._by_state[state]
+        self._is_held_up = False
+        if state.is_restoring and self._restores is not None:
+            self._restores.leave(state)
         self._scheduler.remove(state)
         self._speculation.forget(state)
         self._leave_queue(state)
 
     def _replace_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._runner.update_weights(tensors)
+        self._cancel_restores()
         self._requeue_all()
         self._scheduler.index.invalidate_all()
+        if self._tiers is not None:
+            self._tiers.forget(
+                lambda: space_of(self._runner.layout, self._runner.model, self._unit)
+            )
 
     # Called from the engine's thread.
+
+    def _cancel_restores(self) -> None:
+        self._is_held_up = False
+        if self._restores is not None:
+            self._restores.cancel_all()
 
     def _requeue_all(self) -> None:
         """Every request starts over, under keys of the present version."""
@@ -219,6 +283,7 @@ class ContinuousEngine(ThreadedEngine):
     def _sleep(self) -> None:
         if self._is_asleep:
             return
+        self._cancel_restores()
         self._requeue_all()
         old, self._scheduler = self._scheduler, self._new_scheduler()
         for state in old.requests:
@@ -235,6 +300,10 @@ class ContinuousEngine(ThreadedEngine):
         begin = time.perf_counter()
         self._speculation.propose(self._by_state, self._unit)
         plan = self._scheduler.schedule()
+        if not plan.slices:  # until a restore gives up its pages
+            self._scheduler.fail(plan, are_suspect=False)
+            self._is_held_up = True
+            return
         self._note_admitted(plan)
         planned = time.perf_counter()
         logits = self._try_run(plan)
@@ -277,6 +346,8 @@ class ContinuousEngine(ThreadedEngine):
                 hit = sequence.handle.num_cached_tokens = state.num_cached or 0
                 report = {"mla_match": state.num_latent, "state_hit": hit}
                 sequence.handle.cache_report.update(report)
+                if state.restored is not None:
+                    sequence.handle.cache_report.update(state.restored.report())
                 waited = time.monotonic() - state.submitted
                 self._observer.observe("k3_queue_seconds", waited, {"class": state.request_class})
 
@@ -326,51 +397,10 @@ class ContinuousEngine(ThreadedEngine):
         if drawn.num_unsound:
             self._observer.count("k3_nan_rows_total", drawn.num_unsound)
 
-    # Rows and keys of a request.
-
-    @property
-    def _placeholder(self) -> int | None:
-        return self._runner.model.config.media_placeholder_token_id
-
     def _seed(self, sequence: Sequence) -> bytes:
         dtype = self._runner.layout.dtype
         kept = f"{state_dtype(dtype)}, {dtype}"
         return seed_key(self._version, sequence.request.cache_salt, kept)
-
-    def _rows(self, sequence: Sequence) -> tuple[list[int], tuple[tuple[int, bytes], ...]]:
-        """Ids with each image's placeholder once a row, and the images' places and hashes."""
-        images = sequence.request.images
-        if images is None:
-            return list(sequence.ids), ()
-        counts = iter(rows_of_images(self._runner.model.config, images))
-        hashes = iter(_image_hashes(images))
-        rows: list[int] = []
-        places = []
-        for token_id in sequence.ids:
-            if token_id == self._placeholder and (count := next(counts, None)) is not None:
-                places.append((len(rows), next(hashes)))
-                rows += [token_id] * count
-            else:
-                rows.append(token_id)
-        return rows, tuple(places)
-
-
-def _images_end(rows: list[int], has_images: bool, placeholder: int | None) -> int:
-    """The row after the last image row."""
-    if not has_images or placeholder not in rows:
-        return 0
-    return len(rows) - rows[::-1].index(placeholder)
-
-
-def _image_hashes(images: Images) -> list[bytes]:
-    """Hash of each image's pixels and grid."""
-    sizes = images.grid_thws.prod(-1).tolist()
-    hashes = []
-    for pixels, grid in zip(images.pixel_values.split(sizes), images.grid_thws, strict=True):
-        data = pixels.detach().float().cpu().contiguous().numpy().tobytes()
-        header = repr((tuple(pixels.shape), grid.tolist())).encode()
-        hashes.append(blake2b(header + data, digest_size=16).digest())
-    return hashes
 
 
 def _default_bytes(device: torch.device) -> int:

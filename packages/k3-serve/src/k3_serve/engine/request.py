@@ -10,6 +10,25 @@ from k3_serve.cache.records import Checkpoint
 NO_SLOT = -1
 
 
+@dataclass(frozen=True)
+class Restored:
+    """What a tier gave to a request: tokens beyond the hit that it had, bytes, seconds."""
+
+    num_tokens: int
+    num_bytes: int
+    seconds: float
+    tier: str
+
+    def report(self) -> dict[str, float | str]:
+        """Its part of an answer's `k3_cache`."""
+        return {
+            "restored_tokens": self.num_tokens,
+            "restored_bytes": self.num_bytes,
+            "restore_ms": round(1000 * self.seconds, 3),
+            "tier": self.tier,
+        }
+
+
 @dataclass(eq=False)
 class RequestState:
     """A request's place in the engine.
@@ -35,6 +54,9 @@ class RequestState:
     can_hit: bool = True
     """False for a request that needs the logits of its whole prompt."""
 
+    num_head: int = 0
+    """Rows of the stable head of the prompt; 0 when it is not known."""
+
     arrival: int = 0
     num_prompt: int = 0
     """Rows that are given, not generated, as the request was last (re)started."""
@@ -56,6 +78,11 @@ class RequestState:
     """Steps in which it was not admitted for lack of room."""
     draft: tuple[int, ...] = ()
     """Token ids that may follow `rows`, for the next step to verify."""
+    is_restoring: bool = False
+    """It waits for a tier."""
+    has_asked_tiers: bool = False
+    """The tiers were asked for its prefix since it last waited."""
+    restored: Restored | None = None
 
     @property
     def is_running(self) -> bool:
@@ -88,11 +115,23 @@ class RequestState:
         """The keys of all whole units so far."""
         return extend_unit_keys(self.keys, self.seed, self.rows, unit, self.images)
 
+    def want_checkpoints(self, unit: int, junction: int | None) -> None:
+        """Lasting checkpoints of an admitted request: stable head, end of the prompt, junction."""
+        last = (len(self.rows) - 1) // unit * unit
+        if head := min(self.num_head // unit * unit, last):
+            self.wanted[head] = "head"
+        if self.num_prompt == len(self.rows) and last:
+            self.wanted[last] = "prompt"
+        if junction:
+            self.wanted.setdefault(junction, "junction")
+
     def abandon(self) -> None:
         """Lets go of a slot and pages whose books are gone."""
         self.slot, self.pages, self.num_computed = NO_SLOT, [], 0
         self.wanted, self.moving, self.num_refusals, self.draft = {}, None, 0, ()
+        self.has_asked_tiers = False
 
     def restart(self, seed: bytes) -> None:
         """Other weights: all rows are to be computed again, under new keys."""
         self.seed, self.keys, self.moving = seed, [], None
+        self.has_asked_tiers = False

@@ -14,7 +14,7 @@ written, append tokens, release). Nothing is registered before its bytes are wri
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
@@ -56,6 +56,8 @@ class Scheduler:
         self._round_robin = DeficitRoundRobin(self._weights, index.unit, token_budget)
         self._waiting: dict[RequestState, None] = {}
         self._running: dict[RequestState, None] = {}
+        self.restore: Callable[[RequestState, Match], bool] | None = None
+        """Begins to bring up a longer prefix than the match; the request `is_restoring` then."""
         self._arrivals = itertools.count()
         self._starving: RequestState | None = None
 
@@ -116,10 +118,10 @@ class Scheduler:
     # A step
 
     def schedule(self) -> StepPlan:
-        """The next step. Empty only when no request is left."""
+        """The next step. Empty only when no request is left, or while restores hold pages."""
         draft = Draft()
         self._starving = min(
-            (r for r in self._waiting if r.num_refusals >= PATIENCE),
+            (r for r in self._waiting if r.num_refusals >= PATIENCE and not r.is_restoring),
             key=lambda r: r.rank,
             default=None,
         )
@@ -176,7 +178,7 @@ class Scheduler:
         queues: dict[str, list[RequestState]] = {}
         unfinished = [r for r in self._running if not r.is_decoding]
         for request in sorted(
-            [*unfinished, *self._waiting],
+            [*unfinished, *(r for r in self._waiting if not r.is_restoring)],
             key=lambda r: (-r.priority, not r.is_running, r.arrival),
             reverse=True,
         ):
@@ -189,7 +191,10 @@ class Scheduler:
         while queue and granted > used:
             request = queue[-1]
             if not request.is_running and not self._admit(draft, request):
-                return used, False
+                if not request.is_restoring:
+                    return used, False
+                queue.pop()
+                continue
             num_tokens = self._extend(draft, request, granted - used)
             if num_tokens is None:
                 return used, False
@@ -229,6 +234,8 @@ class Scheduler:
                 request.num_refusals += 1
                 return False
             self._preempt_in(draft, worst)
+        if self.restore is not None and not is_urgent and self.restore(request, match):
+            return False
         self.index.claim(match)
         request.pages = list(match.pages)
         request.num_computed = match.num_tokens
@@ -239,7 +246,7 @@ class Scheduler:
         del self._waiting[request]
         self._running[request] = None
         draft.admit(request, match.checkpoint)
-        self._want_checkpoints(request, match.junction)
+        request.want_checkpoints(self._unit, match.junction)
         if match.copy_source is not None:
             try:
                 (page,) = self.index.allocate(1)
@@ -273,13 +280,6 @@ class Scheduler:
         own = self._num_pages(len(request.rows) + 1) - len(match.pages)
         promised = sum(self._num_pages(len(r.rows) + 1) - len(r.pages) + 1 for r in self._running)
         return match if available >= own + 1 + max(promised, 0) else None
-
-    def _want_checkpoints(self, request: RequestState, junction: int | None) -> None:
-        last = (len(request.rows) - 1) // self._unit * self._unit
-        if request.num_prompt == len(request.rows) and last:
-            request.wanted[last] = "prompt"
-        if junction:
-            request.wanted.setdefault(junction, "junction")
 
     # Pages
 

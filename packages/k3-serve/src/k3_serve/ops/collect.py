@@ -40,6 +40,11 @@ class EngineCollector:
     def _cache(self, cache: Any) -> None:
         for state in ("free", "active", "cached"):
             self._metrics.set("k3_pages", getattr(cache, f"num_{state}"), {"state": state})
+        self._metrics.set("k3_requests_restoring", cache.num_restoring, {"class": "all"})
+        for tier in cache.tiers:
+            self._metrics.set("k3_tier_prefixes", tier.num_prefixes, {"tier": tier.tier})
+            for kind, held in (("state", tier.state_bytes), ("mla", tier.mla_bytes)):
+                self._metrics.set("k3_cache_bytes", held, {"kind": kind, "tier": tier.tier})
         for field, name in CACHE_COUNTERS.items():
             self._advance(name, getattr(cache.counters, field))
         self._advance("k3_preemptions_total", cache.num_preemptions, {"class": "all"})

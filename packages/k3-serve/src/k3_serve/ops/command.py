@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from k3_serve.ops.admin import create_admin
 from k3_serve.ops.auth import ADMIN_KEYS, API_KEYS, KeyRing
 from k3_serve.ops.metrics import Metrics
 from k3_serve.ops.run import Tls, bind, bind_unix, run
+from k3_serve.ops.sizes import CacheChoice
 from k3_serve.ops.startup import check_memory, explain
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
@@ -96,6 +97,7 @@ class Server:
     is_open: bool = False
     tls: Tls | None = None
     admin: AdminPlane | None = None
+    cache: CacheChoice = field(default_factory=CacheChoice)
 
     def run(self, say: Say) -> None:
         """Serves until a signal; K3Error, before anything listens, for what cannot work."""
@@ -135,7 +137,11 @@ class Server:
         loaded, tokenizer = load_model(
             model.model, device=model.device, dtype=model.dtype, experts=model.experts
         )
-        engine = ContinuousEngine(loaded, tokenizer, max_batch=model.max_batch, observer=metrics)
+        options = {"max_batch": model.max_batch, **self.cache.options()}
+        try:
+            engine = ContinuousEngine(loaded, tokenizer, observer=metrics, **options)
+        except ValueError as error:
+            raise K3Error(f"the prefix cache cannot be made: {error}") from error
         stack.enter_context(engine)
         app = create_app(engine, tokenizer, model.name, self.settings, metrics)
         return app, engine, loaded.ops

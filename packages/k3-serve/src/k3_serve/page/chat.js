@@ -80,7 +80,10 @@ function figures(usage, cache, seconds, firstSeconds) {
     `cached ${cached} (${Math.round((100 * cached) / Math.max(1, usage.prompt_tokens))}%)`,
   ];
   if (cache) parts.push(`latents matched ${cache.mla_match}`, `state hit ${cache.state_hit}`);
-  if (cache?.restore_ms) parts.push(`restored in ${cache.restore_ms.toFixed(0)} ms`);
+  if (cache?.tier) {
+    const how = `from ${cache.tier} in ${cache.restore_ms.toFixed(0)} ms`;
+    parts.push(`restored ${cache.restored_tokens} ${how}`);
+  }
   parts.push(
     `output ${usage.completion_tokens}`,
     `thinking ${usage.completion_tokens_details.reasoning_tokens}`,

@@ -5,6 +5,8 @@ Every byte of the cache is NaN before it is written, so that reading what was ne
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -44,11 +46,39 @@ def tiny_model(
     return model.eval()
 
 
+class SteppedWorker:
+    """A worker of the tiers whose jobs run when a test says so."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.limit = limit
+        self.jobs: deque[Callable[[], None]] = deque()
+
+    def submit(self, job: Callable[[], None], is_optional: bool = False) -> bool:
+        if is_optional and len(self.jobs) >= self.limit:
+            return False
+        self.jobs.append(job)
+        return True
+
+    def run(self, most: int | None = None) -> None:
+        """Runs the oldest jobs, all by default."""
+        with torch.inference_mode():
+            for _ in range(len(self.jobs) if most is None else min(most, len(self.jobs))):
+                self.jobs.popleft()()
+
+    def close(self, seconds: float) -> None:
+        self.run()
+
+
 class SteppedEngine(ContinuousEngine):
     """`step` runs what was asked for since the last one, then one step.
 
-    `rows` holds, by handle, the logits that each of its tokens was drawn from.
+    `rows` holds, by handle, the logits that each of its tokens was drawn from. The workers of the
+    tiers, `reader` and `writer`, run their jobs before a step, or only when the test runs them
+    while `is_io_held`.
     """
+
+    _worker = SteppedWorker
+    is_io_held = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.rows: dict[str, list[torch.Tensor]] = {}
@@ -64,6 +94,18 @@ class SteppedEngine(ContinuousEngine):
         cache.arena.bytes_PB.fill_(0xFF)
         cache.rows.bytes_SB.fill_(0xFF)
 
+    @property
+    def reader(self) -> SteppedWorker:
+        """What restores run on."""
+        assert self._tiers is not None and isinstance(self._tiers.reader, SteppedWorker)
+        return self._tiers.reader
+
+    @property
+    def writer(self) -> SteppedWorker:
+        """What writes files."""
+        assert self._tiers is not None and isinstance(self._tiers.writer, SteppedWorker)
+        return self._tiers.writer
+
     def run_commands(self) -> None:
         """Runs what was asked for since the last step."""
         while not self._commands.empty():
@@ -74,6 +116,9 @@ class SteppedEngine(ContinuousEngine):
     def step(self) -> bool:
         """One step; False when there was nothing to do."""
         with torch.inference_mode():
+            if self._tiers is not None and not self.is_io_held:
+                self.reader.run()
+                self.writer.run()
             self.run_commands()
             if self._is_idle():
                 return False

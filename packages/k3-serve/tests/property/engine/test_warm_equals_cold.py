@@ -1,9 +1,13 @@
 """Whatever the cache went through, the answer is the cold one (serving 9f, P2).
 
 The oracle is one forward pass of the same model over the whole sequence, without any cache.
+Tiers hold a few prefixes; their copies end late, and files are damaged in between.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -32,12 +36,15 @@ class Turn:
     fate: str
     fate_step: int
     continues: bool
+    before: str
+    damage: str
+    which: int
 
 
 turns = st.builds(
     Turn,
     trunk=st.integers(0, len(TRUNKS) - 1),
-    shared=st.integers(1, 40),
+    shared=st.one_of(st.just(40), st.integers(1, 40)),
     tail=st.lists(st.integers(0, 255), max_size=6).map(tuple),
     max_tokens=st.integers(1, 16),
     priority=st.sampled_from([0, 0, 0, 1]),
@@ -45,6 +52,9 @@ turns = st.builds(
     fate=st.sampled_from(["end", "end", "end", "suspend", "abort", "score"]),
     fate_step=st.integers(1, 8),
     continues=st.booleans(),
+    before=st.sampled_from(["nothing", "nothing", "squeeze", "squeeze", "restart"]),
+    damage=st.sampled_from(["none", "none", "none", "flip", "cut", "delete"]),
+    which=st.integers(0, 99),
 )
 engines = st.fixed_dictionaries(
     {
@@ -52,8 +62,13 @@ engines = st.fixed_dictionaries(
         "page_tokens": st.sampled_from([UNIT, 2 * UNIT, 4 * UNIT]),
         "token_budget": st.sampled_from([8, 12, 20, 64]),
         "spare_pages": st.integers(0, 24),
+        "cpu_prefixes": st.sampled_from([8, 3, 1, 0]),
+        "disk_prefixes": st.sampled_from([8, 2, 0]),
+        "io_steps": st.sampled_from([0, 0, 1, 3]),
     }
 )
+OUTCOMES: Counter[str] = Counter()
+"""How many answers of all histories were restored, by tier."""
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +94,79 @@ def cold(model):
 class History:
     """Plays turns against an engine and checks every token against the cold model."""
 
-    def __init__(self, model, cold, options):
+    def __init__(self, model, cold, options, folder):
         options = dict(options)
         spare, page_tokens = options.pop("spare_pages"), options["page_tokens"]
+        cpu, disk = options.pop("cpu_prefixes"), options.pop("disk_prefixes")
+        self.io_steps = options.pop("io_steps")
         probe = SteppedEngine(model, unit=UNIT, num_pages=400, page_tokens=page_tokens)
-        extent = probe._runner.layout.checkpoint_pages
+        layout = probe._runner.layout
+        extent = layout.checkpoint_pages
         num_pages = -(-64 // page_tokens) + 2 * extent + 1 + spare
-        self.engine = SteppedEngine(model, unit=UNIT, num_pages=num_pages, **options)
+        size = layout.row_bytes + 4096 + 8 * (layout.page_bytes + 512)
+        self.folder = folder if disk else None
+        options |= {
+            "cpu_cache_bytes": cpu * size,
+            "disk_cache": self.folder,
+            "disk_cache_bytes": disk * size,
+        }
+        self.options = {"unit": UNIT, "num_pages": num_pages, **options}
+        self.model, self.num_steps = model, 0
+        self.start()
         self.cold, self.answers = cold, []
         self.open = []
 
+    def start(self):
+        self.engine = SteppedEngine(self.model, **self.options)
+        self.engine.is_io_held = self.io_steps > 0
+
+    def finish(self):
+        while self.step():
+            pass
+
+    def close(self):
+        """The end of an engine; its files stay."""
+        self.finish()
+        if self.engine._tiers is not None:
+            self.engine._tiers.close()
+            self.engine.run()
+        stats = self.engine.cache_stats()
+        assert stats.num_active == stats.num_restoring == 0
+        assert stats.num_free + stats.num_cached == stats.num_pages
+
+    def prepare(self, turn):
+        """What happens to the caches before a turn: they must lie below, or start anew."""
+        if turn.before == "restart":
+            self.close()
+            self.start()
+        elif turn.before == "squeeze":
+            index = self.engine._scheduler.index
+            with torch.inference_mode():
+                index.release(index.allocate(index.pool.num_free + index.pool.num_cached))
+        if self.folder is not None and turn.damage != "none":
+            self.damage(turn)
+
     def play(self, turns):
         for turn in turns:
+            self.prepare(turn)
             for _ in range(turn.delay):
                 self.step()
             self.submit(turn)
-        while self.step():
-            pass
+        self.finish()
+
+    def damage(self, turn):
+        """Somebody spoils a file of the cache."""
+        files = [f for f in sorted(self.folder.glob("*.*")) if f.stat().st_size]
+        if not files:
+            return
+        file = files[turn.which % len(files)]
+        data = bytearray(file.read_bytes())
+        if turn.damage == "delete":
+            file.unlink()
+            return
+        at = turn.which * 7919 % len(data)
+        data[at] ^= 0x10
+        file.write_bytes(data if turn.damage == "flip" else data[:at])
 
     def submit(self, turn):
         prompt = (*TRUNKS[turn.trunk][: turn.shared], *turn.tail)
@@ -109,7 +180,15 @@ class History:
         request = Request(prompt, sampling, priority=turn.priority)
         self.open.append([turn, Suspended(request, ()), self.engine.submit(request), 0])
 
+    def copy(self):
+        """The copies of the tiers go on by one, every so many steps."""
+        self.num_steps += 1
+        if self.engine._tiers is not None and self.num_steps % (self.io_steps + 1) == 0:
+            self.engine.reader.run(1)
+            self.engine.writer.run(1)
+
     def step(self):
+        self.copy()
         went_on = self.engine.step()
         for entry in list(self.open):
             turn, state, handle, age = entry
@@ -152,15 +231,15 @@ class History:
                 assert token.logprob == pytest.approx(value, abs=1e-9)
         assert handle.num_cached_tokens % UNIT == 0
         assert handle.num_cached_tokens < len(before)
+        OUTCOMES[handle.cache_report.get("tier", "none")] += 1
         self.answers.append(ids)
 
 
 def play(model, cold, options, script):
-    history = History(model, cold, options)
-    history.play(script)
-    stats = history.engine.cache_stats()
-    assert stats.num_active == 0 and stats.num_free + stats.num_cached == stats.num_pages
-    return history
+    with TemporaryDirectory() as folder:
+        history = History(model, cold, options, Path(folder))
+        history.play(script)
+        history.close()
 
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
