@@ -86,7 +86,8 @@ class SequenceBatch:
 
         With a cache, `slots` defaults to 0..N-1, `starts` to what the cache holds, and
         `num_decode` to the number of leading sequences of one token; `is_verify` allows any
-        number of tokens, from one on. Slot -1 is a padded row. Raises ValueError for a negative length, slots or a `num_decode` that do not fit.
+        number of tokens, from one on. Slot -1 is a padded row.
+        Raises ValueError for a negative length, slots or a `num_decode` that do not fit.
         """
         lengths = tuple(int(length) for length in seqlens)
         if any(length < 0 for length in lengths):

@@ -75,7 +75,9 @@ def test_prompts_in_the_same_forward_are_not_held_back(model):
 
 
 def test_spans_need_to_be_called_so(model):
-    with pytest.raises(ValueError, match="num_decode 2 is not in 0..1, the leading sequences of"):
+    with pytest.raises(
+        ValueError, match=r"num_decode 2 is not in 0\.\.1, the leading sequences of"
+    ):
         SequenceBatch.from_lengths([1, 3, 1], cache=model.new_cache(3), num_decode=2)
     with pytest.raises(ValueError, match=r"0\.\.1, the leading sequences of some tokens"):
         SequenceBatch.from_lengths([3, 0], cache=model.new_cache(2), num_decode=2, is_verify=True)

@@ -1,5 +1,6 @@
-"""Test doubles of the engine: one that is stepped by hand, and a model small enough for it."""
+"""Test doubles of the engine: one stepped by hand, a model and a draft small enough for it."""
 
+from k3_serve.testing.guess import GuessDraft
 from k3_serve.testing.stepped import SteppedEngine, tiny_model
 
-__all__ = ["SteppedEngine", "tiny_model"]
+__all__ = ["GuessDraft", "SteppedEngine", "tiny_model"]
