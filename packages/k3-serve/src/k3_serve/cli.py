@@ -17,6 +17,7 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 ADMIN = "Port of the admin plane on 127.0.0.1; 0 takes a free one."
 ROOTS = "Folder that new weights may come from."
 PROFILE = "kimi: the fixed parameters of the hosted API; open: none."
+DRAFT = "Speculative decoding: ngram (repetition) or mtp (the model's own layer)."
 HOSTS = "Host that images may be fetched from by https; none by default."
 
 
@@ -29,6 +30,8 @@ def serve(
     experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the default.")] = 0,
+    draft: Annotated[str | None, typer.Option(help=DRAFT)] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafted tokens a step.")] = 4,
     api_key_file: Annotated[Path | None, typer.Option(help="Keys of clients, one a line.")] = None,
     without_keys: Annotated[bool, typer.Option(help="Let everybody in from anywhere.")] = False,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help=ADMIN)] = None,
@@ -67,7 +70,7 @@ def serve(
         profile=profile,
     )
     Server(
-        model=ModelChoice(model, device, dtype, experts, max_batch, threads),
+        model=ModelChoice(model, device, dtype, experts, max_batch, threads, draft, draft_tokens),
         host=host,
         port=port,
         settings=settings,

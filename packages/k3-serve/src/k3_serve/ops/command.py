@@ -24,6 +24,7 @@ from k3_serve.ops.run import Tls, bind, bind_unix, run
 from k3_serve.ops.startup import check_memory, explain
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
+from k3_serve.spec.choose import check_draft
 
 Say = Callable[[str], object]
 
@@ -38,6 +39,8 @@ class ModelChoice:
     experts: str
     max_batch: int
     threads: int = 0
+    draft: str | None = None
+    draft_tokens: int = 4
 
     @property
     def name(self) -> str:
@@ -102,6 +105,8 @@ class Server:
         check_exposure(self.host, self.settings.keys, self.is_open)
         folder = CheckpointFolder.open(resolve_source(self.model.model))
         model = self.model
+        if model.draft is not None:
+            check_draft(model.draft, folder.config)
         memory = check_memory(folder, device=model.device, dtype=model.dtype, experts=model.experts)
         with ExitStack() as stack:
             listener = stack.enter_context(bind(self.host, self.port))
@@ -135,7 +140,14 @@ class Server:
         loaded, tokenizer = load_model(
             model.model, device=model.device, dtype=model.dtype, experts=model.experts
         )
-        engine = ContinuousEngine(loaded, tokenizer, max_batch=model.max_batch, observer=metrics)
+        engine = ContinuousEngine(
+            loaded,
+            tokenizer,
+            max_batch=model.max_batch,
+            observer=metrics,
+            draft=model.draft,
+            draft_tokens=model.draft_tokens,
+        )
         stack.enter_context(engine)
         app = create_app(engine, tokenizer, model.name, self.settings, metrics)
         return app, engine, loaded.ops
@@ -144,10 +156,11 @@ class Server:
         model, keys = self.model, len(self.settings.keys)
         scheme = "http" if self.tls is None else "https"
         shown = f"[{host}]" if ":" in host else host
+        draft = f", draft {model.draft} of {model.draft_tokens} tokens" if model.draft else ""
         guard = f"{keys} keys" if keys else "no keys: everybody who reaches it is let in"
         return (
             f"{model.model} in {model.dtype} on {model.device}, context {engine.max_length} "
-            f"tokens, {guard}, listening on {scheme}://{shown}:{port}"
+            f"tokens{draft}, {guard}, listening on {scheme}://{shown}:{port}"
         )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from k3_core.engine import Request, Sampling, Suspended
 from k3_core.model import SequenceBatch
+from k3_serve.spec import NgramDraft
 from k3_serve.testing import GuessDraft, SteppedEngine, tiny_model
 
 UNIT = 4
@@ -100,6 +101,8 @@ class History:
         self.greedy, self.guesses = None, []
         if options["draft"] == "nearly right":
             options["draft"], self.greedy = GuessDraft(self.guess), greedy
+        elif options["draft"] == "ngram":
+            options["draft"] = NgramDraft(1, 3)  # random text repeats single tokens at most
         spare, page_tokens = options.pop("spare_pages"), options["page_tokens"]
         probe = SteppedEngine(model, unit=UNIT, num_pages=400, page_tokens=page_tokens)
         extent = probe._runner.layout.checkpoint_pages
