@@ -23,6 +23,7 @@ DISK_CACHE = "Folder for what that memory has no room for."
 DISK_SIZE = "Bound of its files; default 10GiB."
 UNIT = "Tokens between two places at which a cached prefix may end."
 BUDGET = "Most rows of a step; default 256, on a GPU 4096."
+DRAFT = "Speculative decoding: ngram (repetition) or mtp (the model's own layer)."
 HOSTS = "Host that images may be fetched from by https; none by default."
 
 
@@ -41,6 +42,8 @@ def serve(
     disk_cache_size: Annotated[str, typer.Option(help=DISK_SIZE)] = "",
     unit: Annotated[int | None, typer.Option(min=1, help=UNIT)] = None,
     token_budget: Annotated[int | None, typer.Option(min=1, help=BUDGET)] = None,
+    draft: Annotated[str | None, typer.Option(help=DRAFT)] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafted tokens a step.")] = 4,
     api_key_file: Annotated[Path | None, typer.Option(help="Keys of clients, one a line.")] = None,
     without_keys: Annotated[bool, typer.Option(help="Let everybody in from anywhere.")] = False,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help=ADMIN)] = None,
@@ -80,7 +83,7 @@ def serve(
         profile=profile,
     )
     Server(
-        model=ModelChoice(model, device, dtype, experts, max_batch, threads),
+        model=ModelChoice(model, device, dtype, experts, max_batch, threads, draft, draft_tokens),
         host=host,
         port=port,
         settings=settings,

@@ -18,6 +18,8 @@ from k3_core.engine import Request, Sampling, SimpleEngine
 from k3_core.engine.load import load_engine
 from k3_core.errors import K3Error
 from k3_serve.api.app import create_app
+from k3_serve.ops.command import ModelChoice, Server
+from k3_serve.settings import Settings
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -39,10 +41,11 @@ def serve(*arguments: str) -> subprocess.Popen:
 
 
 def test_the_process_serves_and_ends_cleanly_on_sigterm(folder) -> None:  # type: ignore[no-untyped-def]
-    process = serve(str(folder), "--port", "0", "--threads", "1")
+    process = serve(str(folder), "--port", "0", "--threads", "1", "--draft", "ngram")
     try:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "listening" in line)
+        assert "draft ngram of 4 tokens" in line
         address = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert address, line
         client = ChatClient(address[0])
@@ -63,6 +66,17 @@ def test_a_missing_model_is_one_line() -> None:
     assert process.returncode == 2
     assert "'no-such-model' is not a folder" in output
     assert output.count("\n") == 1
+
+
+def test_a_draft_that_does_not_fit_is_refused_before_loading(folder, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(Server, "_load", None)
+    for draft, message in (
+        ("eagle", "draft 'eagle' is not one of ngram, mtp"),
+        ("mtp", "num_nextn_predict_layers is 0: the model has no MTP layer"),
+    ):
+        choice = ModelChoice(str(folder), "cpu", "float32", "packed", 2, draft=draft)
+        with pytest.raises(K3Error, match=message):
+            Server(choice, "127.0.0.1", 0, Settings()).run(print)
 
 
 def test_a_device_that_is_not_there_is_named(folder) -> None:  # type: ignore[no-untyped-def]

@@ -25,6 +25,7 @@ from k3_serve.ops.sizes import CacheChoice
 from k3_serve.ops.startup import check_memory, explain
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
+from k3_serve.spec.choose import check_draft
 
 Say = Callable[[str], object]
 
@@ -39,6 +40,8 @@ class ModelChoice:
     experts: str
     max_batch: int
     threads: int = 0
+    draft: str | None = None
+    draft_tokens: int = 4
 
     @property
     def name(self) -> str:
@@ -104,6 +107,8 @@ class Server:
         check_exposure(self.host, self.settings.keys, self.is_open)
         folder = CheckpointFolder.open(resolve_source(self.model.model))
         model = self.model
+        if model.draft is not None:
+            check_draft(model.draft, folder.config)
         memory = check_memory(folder, device=model.device, dtype=model.dtype, experts=model.experts)
         with ExitStack() as stack:
             listener = stack.enter_context(bind(self.host, self.port))
@@ -137,11 +142,17 @@ class Server:
         loaded, tokenizer = load_model(
             model.model, device=model.device, dtype=model.dtype, experts=model.experts
         )
-        options = {"max_batch": model.max_batch, **self.cache.options()}
+        options = {"max_batch": model.max_batch, "draft": model.draft, **self.cache.options()}
         try:
-            engine = ContinuousEngine(loaded, tokenizer, observer=metrics, **options)
+            engine = ContinuousEngine(
+                loaded,
+                tokenizer,
+                observer=metrics,
+                draft_tokens=model.draft_tokens,
+                **options,
+            )
         except ValueError as error:
-            raise K3Error(f"the prefix cache cannot be made: {error}") from error
+            raise K3Error(f"the engine cannot be made: {error}") from error
         stack.enter_context(engine)
         app = create_app(engine, tokenizer, model.name, self.settings, metrics)
         return app, engine, loaded.ops
@@ -150,10 +161,11 @@ class Server:
         model, keys = self.model, len(self.settings.keys)
         scheme = "http" if self.tls is None else "https"
         shown = f"[{host}]" if ":" in host else host
+        draft = f", draft {model.draft} of {model.draft_tokens} tokens" if model.draft else ""
         guard = f"{keys} keys" if keys else "no keys: everybody who reaches it is let in"
         return (
             f"{model.model} in {model.dtype} on {model.device}, context {engine.max_length} "
-            f"tokens, {guard}, listening on {scheme}://{shown}:{port}"
+            f"tokens{draft}, {guard}, listening on {scheme}://{shown}:{port}"
         )
 
 

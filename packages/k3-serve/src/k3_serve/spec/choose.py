@@ -10,6 +10,7 @@ from k3_serve.spec.base import Drafter
 from k3_serve.spec.ngram import NgramDraft
 
 if TYPE_CHECKING:
+    from k3_core.config import K3Config
     from k3_core.model import K3ForConditionalGeneration
 
 Make = Callable[["K3ForConditionalGeneration", int], Drafter]
@@ -29,13 +30,19 @@ DRAFTS: dict[str, Make] = {"ngram": _ngram, "mtp": _mtp}
 """Name -> how to make the draft for a model and a number of slots."""
 
 
-def check_draft(name: str) -> None:
-    """Raises K3Error for an unknown name."""
+def check_draft(name: str, config: K3Config) -> None:
+    """Raises K3Error for an unknown name, and for a model without what the draft needs."""
     if name not in DRAFTS:
         raise K3Error(f"draft {name!r} is not one of {', '.join(DRAFTS)}; leave it out for none")
+    num_layers = config.text.num_nextn_predict_layers
+    if name == "mtp" and not num_layers:
+        raise K3Error(
+            f"num_nextn_predict_layers is {num_layers}: the model has no MTP layer to draft with; "
+            "take draft ngram, or none"
+        )
 
 
 def make_drafter(name: str, model: K3ForConditionalGeneration, num_slots: int) -> Drafter:
-    """The draft of that name. Raises K3Error for an unknown name or a model without its parts."""
-    check_draft(name)
+    """The draft of that name; K3Error as `check_draft` says."""
+    check_draft(name, model.config)
     return DRAFTS[name](model, num_slots)

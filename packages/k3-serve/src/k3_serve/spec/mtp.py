@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from k3_core.cache.contiguous import ContiguousCache
-from k3_core.errors import K3Error
 from k3_core.model.batch import SequenceBatch
 from k3_serve.engine.request import RequestState
 from k3_serve.spec.base import Pass
+from k3_serve.spec.choose import check_draft
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
@@ -49,14 +49,9 @@ class MtpDraft:
     needs_hidden = True
 
     def __init__(self, model: K3ForConditionalGeneration, num_slots: int) -> None:
-        text = model.config.text
-        if not text.num_nextn_predict_layers:
-            raise K3Error(
-                f"num_nextn_predict_layers is {text.num_nextn_predict_layers}: the model has no "
-                "MTP layer to draft with; use draft ngram or none"
-            )
+        check_draft("mtp", model.config)
         self._model, self._num_slots = model, num_slots
-        self._layer = text.num_hidden_layers
+        self._layer = model.config.text.num_hidden_layers
         self.reset()
 
     def reset(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from k3_core.engine.sequence import Sequence as Generation
+from k3_core.errors import K3Error
 from k3_serve.engine.plan import Slice, StepPlan
 from k3_serve.engine.request import RequestState
 from k3_serve.observer import Observer
@@ -43,7 +44,7 @@ class Speculation:
         max_requests: int = MAX_REQUESTS,
     ) -> None:
         if num_tokens < 1:
-            raise ValueError(f"draft_tokens is {num_tokens}; give at least 1, or no draft")
+            raise K3Error(f"draft_tokens is {num_tokens}; give at least 1, or no draft")
         self._drafter, self._observer = drafter, observer
         self._num_tokens, self._max_requests = num_tokens, max_requests
         self._tracks: dict[RequestState, _Track] = {}

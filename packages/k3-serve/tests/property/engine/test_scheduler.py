@@ -26,8 +26,10 @@ class Script:
     It checks each plan against its own records of what is computed and who holds which page.
     """
 
-    def __init__(self, rng, *, pages=70, unit=4, per_page=2, extent=2, slots=4, budget=24):
-        self.rng, self.budget = rng, budget
+    def __init__(
+        self, rng, *, pages=70, unit=4, per_page=2, extent=2, slots=4, budget=24, drafts=False
+    ):
+        self.rng, self.budget, self.drafts, self.num_rejected = rng, budget, drafts, 0
         self.index = PrefixIndex(PagePool(pages), unit, unit * per_page, extent)
         self.scheduler = Scheduler(self.index, slots, budget, CLASSES)
         self.unit, self.page_tokens, self.slots = unit, unit * per_page, slots
@@ -44,28 +46,48 @@ class Script:
         return request
 
     def step(self, is_failing=False):
+        for request in self.left:
+            count = self.rng.randrange(4) if self.drafts and request.is_decoding else 0
+            request.draft = tuple(self.rng.randrange(2) for _ in range(count))
         plan = self.scheduler.schedule()
         self.check(plan)
         if is_failing:
             self.scheduler.fail(plan)
             assert not any(r.is_running for r in plan.admitted), "its slot was never filled"
             return plan
-        tokens, ended, broken = {}, [], []
+        tokens, accepted, ended, broken = {}, {}, [], []
         for one in plan.slices:
             self.served[one.request.request_class] += one.num_tokens
             if one.wants_logits:
                 if self.rng.random() < 0.01:
                     broken.append(one.request)
                     continue
+                most = min(len(one.draft), self.left[one.request] - 1)
+                kept = self.rng.randint(0, most) if most else 0
+                accepted[one.request] = one.draft[:kept]
                 tokens[one.request] = self.rng.randrange(2)
-                self.left[one.request] -= 1
+                self.left[one.request] -= 1 + kept
+                self.num_rejected += len(one.draft) - kept
                 if self.left[one.request] == 0:
                     ended.append(one.request)
-        self.scheduler.complete(plan, tokens, broken)
+        before = {one.request: list(one.request.rows) for one in plan.slices}
+        tokens_of = {request: [token] for request, token in tokens.items()}
+        self.scheduler.complete(plan, tokens, broken, accepted)
+        for one in plan.slices:
+            new = [*accepted.get(one.request, ()), *tokens_of.get(one.request, ())]
+            assert one.request.rows == before[one.request] + new
+            self.check_saves(plan, one)
         for request in ended + broken:
             self.remove(request)
             self.done[request.request_class] += 1
         return plan
+
+    def check_saves(self, plan, one):
+        """A state that the slot did not come to is not in the index under the key of it."""
+        for save in plan.saves:
+            if save.request is one.request and save.num_tokens > one.request.num_computed:
+                found = self.index.checkpoint_at(save.key)
+                assert found is None or found.extent != save.extent
 
     def remove(self, request):
         self.scheduler.remove(request)
@@ -86,15 +108,18 @@ class Script:
         assert len(set(written)) == len(written) and not (read | set(sources)) & set(written)
         for one in plan.slices:
             assert one.start == restored.get(one.slot, one.request.num_computed) < one.stop
-            assert one.stop == len(one.request.rows) or one.stop % self.unit == 0  # I8
-            assert one.wants_logits == (one.stop == len(one.request.rows))
+            given_ = one.stop - len(one.draft)
+            assert given_ == len(one.request.rows) or given_ % self.unit == 0  # I8
+            assert one.wants_logits == (given_ == len(one.request.rows))
             assert len(one.pages) * self.page_tokens >= one.stop
             own = one.pages[one.start // self.page_tokens :]
             # Where a request writes, it is alone, but for copies that are taken before.
             assert all(self.index.pool.references(page) == 1 + sources[page] for page in own)
             assert not set(own) & (read | {p for save in plan.saves for p in save.extent})
         for one in plan.decodes:
-            assert one.num_tokens == 1 and one.start > 0
+            assert one.num_tokens == 1 + len(one.draft) and one.start > 0
+            assert one.draft == one.request.draft[: len(one.draft)]
+            assert (one.stop - 1) // self.unit == one.start // self.unit, "it stays in its unit"
         for save in plan.saves:
             (one,) = [s for s in plan.slices if s.request is save.request]
             assert one.start < save.num_tokens <= one.stop and save.num_tokens % self.unit == 0
@@ -138,6 +163,12 @@ def test_5000_steps_leave_no_page_in_use():
     assert counters.hit_tokens > 1_000 and counters.checkpoints_evicted > 100
 
 
+def test_3000_steps_with_drafts_leave_no_page_in_use():
+    script = churn(7, 3_000, drafts=True)
+    assert script.num_rejected > 500 and script.scheduler.num_preemptions > 20
+    assert script.index.counters.hit_tokens > 1_000
+
+
 @pytest.mark.slow
 def test_100000_steps_leave_no_page_in_use():
     churn(2, 100_000)
@@ -151,11 +182,15 @@ def test_100000_steps_leave_no_page_in_use():
     extent=st.integers(1, 4),
     slots=st.integers(1, 5),
     spare_budget=st.integers(0, 40),
+    drafts=st.booleans(),
 )
-def test_any_sizes_conserve_pages_and_end(seed, pages, per_page, extent, slots, spare_budget):
+def test_any_sizes_conserve_pages_and_end(
+    seed, pages, per_page, extent, slots, spare_budget, drafts
+):
     churn(
         seed,
         120,
+        drafts=drafts,
         pages=pages,
         per_page=per_page,
         extent=extent,
