@@ -46,6 +46,9 @@ IMPLS = [
     _cpu("short_conv", "shifted multiply-adds over all sequences at once"),
     _cpu("kda_replay", "accepted tokens of all rows in one product"),
     _cpu("attn_res", "the mix in place, closed-form backward"),
+    _cpu("rms_norm", "in place when no gradient is needed"),
+    _cpu("gated_rms_norm", "in place when no gradient is needed"),
+    _cpu("situ_glu", "in place when no gradient is needed"),
     _cpu("moe_experts", "rows sorted by expert, one matmul per expert"),
     _cpu("mla_prefill", "torch scaled_dot_product_attention per sequence"),
     # It reads the lengths on the host, for which a GPU would have to be waited for.

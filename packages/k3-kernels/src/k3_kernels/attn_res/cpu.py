@@ -42,7 +42,7 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
 def _on_stack(values: Sequence[Tensor], query_D: Tensor, eps: float) -> Tensor:
     """The mix of a few tokens, in as few ops as it takes; sources first."""
     with without_autocast(query_D):
-        sources_STD = torch.stack([value.to(query_D.dtype) for value in values])
+        sources_STD = torch.stack(tuple(values)).to(query_D.dtype)
         products_ST = torch.linalg.vecdot(sources_STD, query_D)
         squares_ST = torch.linalg.vecdot(sources_STD, sources_STD)
         scales_ST = squares_ST.div_(query_D.shape[0]).add_(eps).rsqrt_()
