@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from k3_core.engine import Request, Sampling, fold_events
 from k3_core.errors import K3Error
 from k3_serve.cache.tiers import disk as disk_module
+from k3_serve.cache.tiers.files import scan_file
 from k3_serve.engine.core import ContinuousEngine
 from k3_serve.ops.collect import EngineCollector
 from k3_serve.ops.metrics import Metrics
@@ -132,7 +134,7 @@ def test_a_longer_prefix_of_a_tier_adds_to_the_hit_of_the_arena(make):
     handle, again = ask(engine, long)
     report, layout = handle.cache_report, engine._runner.layout
     assert report["state_hit"] == 56 and report["restored_tokens"] == 56 - 36
-    assert report["restored_bytes"] == layout.row_bytes + 5 * layout.page_bytes
+    assert report["restored_bytes"] == layout.row_bytes + (56 - 40) // 4 * layout.page_bytes
     assert again.token_ids == first.token_ids and idle(engine)
 
 
@@ -150,7 +152,15 @@ def flip(file):
 
 
 def other_format(file):
-    file.write_bytes(file.read_bytes().replace(b'"format":1', b'"format":2'))
+    header, _ = scan_file(file)
+    payload = file.read_bytes()[len(header.encode()) :]
+    file.write_bytes(replace(header, format=2).encode() + payload)
+
+
+def flip_header(file):
+    data = bytearray(file.read_bytes())
+    data[data.index(b'"num_tokens":') + 13] ^= 1
+    file.write_bytes(data)
 
 
 @pytest.mark.parametrize("pattern", ["*.state", "*.latents"])
@@ -161,6 +171,7 @@ def other_format(file):
         ("short", lambda file: file.write_bytes(file.read_bytes()[:100])),
         ("foreign", lambda file: file.write_bytes(b"")),
         ("checksum", flip),
+        ("checksum", flip_header),
         ("foreign", other_format),
         ("missing", lambda file: file.unlink()),
     ],

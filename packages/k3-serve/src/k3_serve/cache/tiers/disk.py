@@ -213,7 +213,7 @@ class DiskTier:
             shape=shape,
             dtype="uint8",
             num_bytes=num_bytes,
-            checksum=checksum_of(_data(data)),
+            checksum=checksum_of(_data(data)).hex(),
         )
 
     def _path(self, part: str, key: bytes) -> Path:

@@ -1,8 +1,9 @@
 """Files of cached bytes: a header, the payload, a checksum; never half a file (serving 9b).
 
-Layout: magic (8 bytes), length of the header (u32, little endian), a JSON object padded with
-spaces to that length, the payload. Whole header blocks are `BLOCK` bytes. The checksum is BLAKE2b
-of the payload and stands in the header. A file is written under another name and then renamed.
+Layout: magic (8 bytes), length of the header (u32, little endian), its checksum (16 bytes), the
+header as a JSON object padded with spaces to that length, the payload. All before the payload are
+whole blocks of `BLOCK` bytes. Checksums are BLAKE2b; that of the payload stands in the header. A
+file is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FORMAT = 1
 BLOCK = 512
 MAX_HEADER = 64 << 20
 """Bytes. A state's header names each page of its prefix: 35 bytes a page."""
-_PREAMBLE = struct.Struct("<8sI")
+_PREAMBLE = struct.Struct("<8sI16s")
 PARTIAL = ".partial"
 
 
@@ -57,12 +58,13 @@ class Header:
         """The bytes in front of the payload."""
         text = json.dumps(asdict(self), separators=(",", ":")).encode()
         length = -(-(_PREAMBLE.size + len(text)) // BLOCK) * BLOCK - _PREAMBLE.size
-        return _PREAMBLE.pack(MAGIC, length) + text.ljust(length)
+        text = text.ljust(length)
+        return _PREAMBLE.pack(MAGIC, length, checksum_of(text)) + text
 
 
-def checksum_of(payload: bytes | bytearray | memoryview) -> str:
-    """BLAKE2b of a payload, in hex."""
-    return blake2b(payload, digest_size=16).hexdigest()
+def checksum_of(data: bytes | bytearray | memoryview) -> bytes:
+    """BLAKE2b of some bytes, 16 bytes."""
+    return blake2b(data, digest_size=16).digest()
 
 
 def write_file(path: Path, header: Header, payload: bytes | bytearray | memoryview) -> int:
@@ -85,12 +87,14 @@ def read_header(file: BinaryIO, path: Path) -> Header:
     preamble = file.read(_PREAMBLE.size)
     if len(preamble) < _PREAMBLE.size or not preamble.startswith(MAGIC):
         raise BadFile("foreign", path, "it does not begin like a cache file")
-    length = _PREAMBLE.unpack(preamble)[1]
+    _, length, checksum = _PREAMBLE.unpack(preamble)
     if length > MAX_HEADER:
         raise BadFile("foreign", path, f"its header has {length} bytes, more than {MAX_HEADER}")
     text = file.read(length)
     if len(text) < length:
         raise BadFile("short", path, "it ends inside its header")
+    if checksum_of(text) != checksum:
+        raise BadFile("checksum", path, "its header has changed")
     try:
         fields = json.loads(text)
         if fields.get("format") != FORMAT:
@@ -130,6 +134,6 @@ def read_file(path: Path, space: str, part: str, key: bytes) -> tuple[Header, by
         raise BadFile("missing", path, "it is gone") from error
     except OSError as error:
         raise BadFile("io", path, error.strerror or "it cannot be read") from error
-    if checksum_of(payload) != header.checksum:
+    if checksum_of(payload).hex() != header.checksum:
         raise BadFile("checksum", path, "its bytes have changed")
     return header, payload
