@@ -137,6 +137,7 @@ def decode_row(
     engine._runner._graphs = graphs
     num_bytes = step_bytes(model, engine, rows, hit)
     floor = num_bytes / rate * 1e6
+    allowed = {1: 1.3 * (floor + LAUNCH_US * num_kernels), 64: 2 * floor}
     result = {
         "row": f"decode B={rows}",
         "graph_us": graph_us,
@@ -144,7 +145,7 @@ def decode_row(
         "floor_us": floor,
         "bytes": num_bytes,
         "launches": num_kernels,
-        "allowed_us": 1.3 * (floor + LAUNCH_US * num_kernels) if rows == 1 else 2 * floor,
+        "allowed_us": allowed.get(rows),
         "tokens_per_second": rows / step_us * 1e6,
     }
     print(result, flush=True)
