@@ -5,6 +5,8 @@ Legend: R rows of logits, V vocabulary, T rows of a forward, D model width.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from k3_serve.spec.pace import Pace
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger("k3_serve.spec")
 MAX_REQUESTS = 8
 """Decoding requests up to which drafts are made: with so few a step is bound by the reading of
 weights and by overheads, so that further rows cost little; with more, rows cost what they take."""
@@ -33,7 +36,10 @@ class _Track:
 
 
 class Speculation:
-    """Up to `num_tokens` drafted tokens a request and step; without a drafter it does nothing."""
+    """Up to `num_tokens` drafted tokens a request and step; without a drafter it does nothing.
+
+    A drafter that raises is not asked again until the engine is made anew.
+    """
 
     def __init__(
         self,
@@ -56,10 +62,10 @@ class Speculation:
         A draft ends where a request may end by length, and on a match unit: the state behind it
         may have to be saved there.
         """
-        decoding = [state for state in sequences if state.is_decoding]
-        self._is_on = self._drafter is not None and len(decoding) <= self._max_requests
         if self._drafter is None:
             return
+        decoding = [state for state in sequences if state.is_decoding]
+        self._is_on = len(decoding) <= self._max_requests
         asked = []
         for state in decoding:
             state.draft = ()
@@ -69,10 +75,15 @@ class Speculation:
                 room = min(left, state.room_in_unit(unit))
                 if room > 0 and (limit := self._track(state).pace.limit()):
                     asked.append((state, min(limit, room)))
-        if asked:
+        if not asked:
+            return
+        try:
             drafts = self._drafter.propose(asked)
-            for (state, limit), draft in zip(asked, drafts, strict=True):
-                state.draft = tuple(draft[:limit])
+        except Exception as error:
+            self._give_up(error)
+            return
+        for (state, limit), draft in zip(asked, drafts, strict=True):
+            state.draft = tuple(draft[:limit])
 
     def settle(
         self,
@@ -104,9 +115,19 @@ class Speculation:
             if request.is_running and one.start < request.num_computed:
                 passes.append(Pass(request, one.start, request.num_computed, offset))
             offset += one.num_tokens
-        if passes:
-            assert mix_TD is not None
+        if not passes:
+            return
+        assert mix_TD is not None
+        try:
             self._drafter.observe(passes, mix_TD)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The requests go on without drafts: none of them is at fault."""
+        place = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("no more drafts after %s\n%s", type(error).__name__, place)
+        self._drafter = None
 
     def forget(self, request: RequestState) -> None:
         """The request has ended."""
