@@ -22,6 +22,8 @@ from k3_serve.spec.pace import Pace
 if TYPE_CHECKING:
     from torch import Tensor
 
+Draw = Callable[[list[Generation], "Tensor"], None]
+"""Draws and emits one token for each sequence, from its row of logits."""
 logger = logging.getLogger("k3_serve.spec")
 MAX_REQUESTS = 8
 """Decoding requests up to which drafts are made: with so few a step is bound by the reading of
@@ -85,25 +87,64 @@ class Speculation:
         for (state, limit), draft in zip(asked, drafts, strict=True):
             state.draft = tuple(draft[:limit])
 
-    def settle(
+    def draw(
         self,
-        plan: StepPlan,
-        drawn: Mapping[RequestState, Sequence[int]],
+        slices: Sequence[Slice],
         sequences: Mapping[RequestState, Generation],
+        logits_RV: Tensor,
+        draw: Draw,
+    ) -> dict[RequestState, list[int]]:
+        """The tokens that each slice's request gets: `draw` goes on while it draws the draft's.
+
+        Row j of a slice's 1 + len(draft) rows of logits is what the model says after j accepted
+        tokens, and `draw` the model's own way to a token: the outcome is that of single steps.
+        """
+        drawn: dict[RequestState, list[int]] = {one.request: [] for one in slices}
+        live, first = [], 0
+        for one in slices:
+            live.append((one, first))
+            first += 1 + len(one.draft)
+            if one.draft:
+                self._count(sequences[one.request], one.request, len(one.draft), 0)
+        offset, is_plain = 0, first == len(slices)
+        while live:
+            members = [sequences[one.request] for one, _ in live]
+            counts = [len(sequence.ids) for sequence in members]
+            rows = [at + offset for _, at in live]
+            draw(members, logits_RV if is_plain else logits_RV[rows])
+            going = []
+            for (one, at), sequence, count in zip(live, members, counts, strict=True):
+                drawn[one.request] += sequence.ids[count:]
+                is_right = one.draft[offset : offset + 1] == tuple(sequence.ids[count:])
+                if is_right and one.draft[offset:] and not sequence.is_ended:
+                    self._count(sequence, one.request, 0, 1)
+                    going.append((one, at))
+            live, offset = going, offset + 1
+        for one in slices:
+            if one.draft:
+                num_accepted = max(len(drawn[one.request]) - 1, 0)
+                self._track(one.request).pace.learn(len(one.draft), num_accepted)
+        return drawn
+
+    def _count(
+        self, sequence: Generation, state: RequestState, num_drafted: int, num_accepted: int
     ) -> None:
-        """Takes the outcome of a step's drafts, into the paces, metrics and reports."""
-        for one in plan.decodes:
-            if not one.draft:
-                continue
-            track, tokens = self._track(one.request), drawn[one.request]
-            matched = [a for a, b in zip(tokens, one.draft, strict=False) if a == b]
-            track.num_drafted += len(one.draft)
-            track.num_accepted += len(matched)
-            track.pace.learn(len(one.draft), len(matched))
-            self._observer.count("k3_spec_drafted_total", len(one.draft))
-            self._observer.count("k3_spec_accepted_total", len(matched))
-            report = {"spec_drafted": track.num_drafted, "spec_accepted": track.num_accepted}
-            sequences[one.request].handle.cache_report.update(report)
+        """Into metrics and the request's report, which is whole before its last event is out."""
+        track = self._track(state)
+        track.num_drafted += num_drafted
+        track.num_accepted += num_accepted
+        self._observer.count("k3_spec_drafted_total", num_drafted)
+        self._observer.count("k3_spec_accepted_total", num_accepted)
+        report = {"spec_drafted": track.num_drafted, "spec_accepted": track.num_accepted}
+        # Another thread may be reading the old one.
+        sequence.handle.cache_report = {**sequence.handle.cache_report, **report}
+
+    def blame(self, plan: StepPlan) -> bool:
+        """A step raised: requests whose drafts were in it draft no more; whether there are any."""
+        drafted = [one.request for one in plan.decodes if one.draft]
+        for state in drafted:
+            self._track(state).pace.stop()
+        return bool(drafted)
 
     def observe(self, plan: StepPlan, mix_TD: Tensor | None) -> None:
         """Shows the draft what the forward computed of the requests that go on."""
@@ -146,38 +187,3 @@ class Speculation:
         if track is None:
             track = self._tracks[request] = _Track(Pace(self._num_tokens))
         return track
-
-
-def draw_spans(
-    slices: Sequence[Slice],
-    sequences: Mapping[RequestState, Generation],
-    logits_RV: Tensor,
-    draw: Callable[[list[Generation], Tensor], None],
-) -> dict[RequestState, list[int]]:
-    """The tokens that each slice's request gets: `draw` goes on while it draws what was drafted.
-
-    Row j of a slice's 1 + len(draft) rows of logits is what the model says after j accepted
-    tokens, and `draw` the model's own way to a token: the outcome is that of single steps.
-    """
-    drawn: dict[RequestState, list[int]] = {one.request: [] for one in slices}
-    live, first = [], 0
-    for one in slices:
-        live.append((one, first))
-        first += 1 + len(one.draft)
-    offset, is_plain = 0, first == len(slices)
-    while live:
-        members = [sequences[one.request] for one, _ in live]
-        counts = [len(sequence.ids) for sequence in members]
-        rows = [at + offset for _, at in live]
-        draw(members, logits_RV if is_plain else logits_RV[rows])
-        going = []
-        for (one, at), sequence, count in zip(live, members, counts, strict=True):
-            if len(sequence.ids) == count:
-                continue
-            token = sequence.ids[-1]
-            drawn[one.request].append(token)
-            is_right = offset < len(one.draft) and one.draft[offset] == token
-            if is_right and not sequence.is_ended:
-                going.append((one, at))
-        live, offset = going, offset + 1
-    return drawn
