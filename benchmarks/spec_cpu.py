@@ -2,8 +2,8 @@
 
     python benchmarks/spec_cpu.py [--threads 1] [--tokens 96] [--repeats 3]
 
-Two prompts that repeat themselves (lines of code, a numbered list), alone and eight at a time; and
-a draft that is never right, for what it costs. Each variant takes turns with the plain engine; a
+Prompts that repeat themselves (lines of code, a numbered list), alone and several at a time; and a
+draft that is never right, for what it costs. Each variant takes turns with the plain engine; a
 ratio is the median of the turns. Seconds are those of the processor, which other processes on the
 machine do not add to. Greedy answers are checked to be the same.
 """
@@ -22,8 +22,13 @@ from k3_serve.testing import GuessDraft
 
 CODE = 'def add_{0}(a, b):\n    """Adds {0}."""\n    return a + b + {0}\n\n\n'
 LIST = "{0}: the quick brown fox jumps over the lazy dog\n"
-PROMPTS = {"code": CODE, "list": LIST}
 VARIANTS = (("ngram", 4), ("ngram", 8), ("mtp", 3), ("never right", 4))
+CASES = (
+    ("code", CODE, 1, VARIANTS),
+    ("list", LIST, 1, VARIANTS),
+    ("code", CODE, 4, (VARIANTS[0], VARIANTS[2])),
+    ("code", CODE, 8, (VARIANTS[0], VARIANTS[2])),
+)
 
 
 class Bench:
@@ -48,7 +53,8 @@ class Bench:
             made = GuessDraft(lambda rows, limit: [unused] * limit)
         prompts = [self.ids(pattern, shift) for shift in range(count)]
         sampling = Sampling(max_tokens=self.num_tokens, temperature=0)
-        with ContinuousEngine(self.model, draft=made, draft_tokens=num_draft) as engine:
+        options = {"draft_tokens": num_draft, "draft_max_requests": count}
+        with ContinuousEngine(self.model, draft=made, **options) as engine:
             warm = Sampling(max_tokens=1, temperature=0)
             engine.generate([Request(prompt, warm) for prompt in prompts])
             begin = time.process_time()
@@ -59,18 +65,17 @@ class Bench:
 
     def rows(self, repeats: int) -> Iterator[str]:
         """One line a case."""
-        for name, pattern in PROMPTS.items():
-            for count in (1, 8):
-                for draft, num_draft in VARIANTS:
-                    ratios, plain_rates = [], []
-                    for _ in range(repeats):
-                        wanted, plain = self.run(pattern, count, None, 1)
-                        got, rate = self.run(pattern, count, draft, num_draft)
-                        assert got == wanted, f"{draft} changed an answer"
-                        ratios.append(rate / plain)
-                        plain_rates.append(plain)
-                    ratio, rate = statistics.median(ratios), statistics.median(plain_rates)
-                    yield f"{name:5} {count} {draft:12} {num_draft}  {rate:6.1f}  {ratio:5.2f}"
+        for name, pattern, count, variants in CASES:
+            for draft, num_draft in variants:
+                ratios, plain_rates = [], []
+                for _ in range(repeats):
+                    wanted, plain = self.run(pattern, count, None, 1)
+                    got, rate = self.run(pattern, count, draft, num_draft)
+                    assert got == wanted, f"{draft} changed an answer"
+                    ratios.append(rate / plain)
+                    plain_rates.append(plain)
+                ratio, rate = statistics.median(ratios), statistics.median(plain_rates)
+                yield f"{name:5} {count} {draft:12} {num_draft}  {rate:6.1f}  {ratio:5.2f}"
 
 
 def main() -> None:

@@ -117,6 +117,7 @@ class ContinuousEngine(ThreadedEngine):
     def _reset(self) -> None:
         for state in self._states.values():
             self._leave_queue(state)
+            self._speculation.forget(state)
         self._states.clear()
         self._by_state.clear()
         self._speculation.reset()
