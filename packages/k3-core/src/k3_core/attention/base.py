@@ -29,7 +29,11 @@ class Attention(Protocol):
     ) -> None: ...
 
     def __call__(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
-        """Normed layer input [T, D] -> [T, D]; reads and writes the batch's cache."""
+        """Normed layer input [T, D] -> [T, D]; reads and writes the batch's cache.
+
+        Of a verify batch it leaves the recurrent states of decoding sequences as they are, and
+        appends to `batch.replays` what moves them.
+        """
         ...
 
     def cache_spec(self) -> LayerSpec:

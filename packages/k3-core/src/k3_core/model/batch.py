@@ -136,7 +136,7 @@ class SequenceBatch:
         """T."""
         return sum(self.seqlens)
 
-    @property
+    @cached_property
     def num_decode_tokens(self) -> int:
         """Tokens of the decoding sequences, which come first."""
         return sum(self.seqlens[: self.num_decode])

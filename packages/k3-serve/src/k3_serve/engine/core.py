@@ -33,7 +33,7 @@ from k3_serve.engine.rows import end_of_images, rows_and_images
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
 from k3_serve.observer import Observer, Silent
-from k3_serve.spec import MAX_REQUESTS, Drafter, Speculation, draw_spans, make_drafter
+from k3_serve.spec import MAX_REQUESTS, Drafter, Speculation, make_drafter
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
@@ -145,6 +145,7 @@ class ContinuousEngine(ThreadedEngine):
     def _reset(self) -> None:
         for state in self._states.values():
             self._leave_queue(state)
+            self._speculation.forget(state)
         self._states.clear()
         self._by_state.clear()
         self._speculation.reset()
@@ -322,7 +323,7 @@ class ContinuousEngine(ThreadedEngine):
             self._end_with(fault.request, fault.__cause__ or fault)
         except Exception as error:
             self._scheduler.fail(plan)
-            if len(plan.slices) == 1:
+            if not self._speculation.blame(plan) and len(plan.slices) == 1:
                 self._end_with(plan.slices[0].request, error)
         return None
 
@@ -368,10 +369,9 @@ class ContinuousEngine(ThreadedEngine):
             if one.wants_logits and not sequence.is_prefilled:
                 sequence.end_prefill()
         wanting = [one for one in plan.slices if one.wants_logits]
-        drawn = draw_spans(wanting, self._by_state, logits.next_BV, self._draw)
+        drawn = self._speculation.draw(wanting, self._by_state, logits.next_BV, self._draw)
         if logits.batch is not None:
             self._accept(plan, logits.batch, drawn)
-        self._speculation.settle(plan, drawn, self._by_state)
         failed = [state for state in drawn if self._by_state[state].has_failed]
         tokens = {state: span[-1] for state, span in drawn.items() if span}
         accepted = {state: span[:-1] for state, span in drawn.items()}

@@ -3,7 +3,7 @@
 from k3_serve.spec.base import Drafter, Pass
 from k3_serve.spec.choose import DRAFTS, make_drafter
 from k3_serve.spec.ngram import NgramDraft
-from k3_serve.spec.speculation import MAX_REQUESTS, Speculation, draw_spans
+from k3_serve.spec.speculation import MAX_REQUESTS, Speculation
 
 __all__ = [
     "DRAFTS",
@@ -12,6 +12,5 @@ __all__ = [
     "NgramDraft",
     "Pass",
     "Speculation",
-    "draw_spans",
     "make_drafter",
 ]

@@ -24,6 +24,10 @@ class Pace:
             return 0
         return self._length
 
+    def stop(self) -> None:
+        """No more drafts."""
+        self._length = 0
+
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """Takes the outcome of a draft of at least one token."""
         if num_accepted == num_drafted:

@@ -19,7 +19,7 @@ from k3_core.engine import (
 from k3_core.model import K3ForConditionalGeneration
 from k3_serve.engine.classes import CLASSES
 from k3_serve.engine.core import ContinuousEngine
-from k3_serve.testing import SteppedEngine, tiny_model
+from k3_serve.testing import GuessDraft, SteppedEngine, tiny_model
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 PROMPT = tuple(range(30, 71))
@@ -262,13 +262,14 @@ def pictures(seed, *grids):
     return Images(pixels, torch.tensor([(1, h, w) for h, w in grids]))
 
 
-def test_images_expand_hit_by_content_and_fail_alone(seeing):
+@pytest.mark.parametrize("draft", [None, GuessDraft(lambda rows, limit: [3] * limit)])
+def test_images_expand_hit_by_content_and_fail_alone(seeing, draft):
     pad = seeing.config.media_placeholder_token_id
     prompt = (1, 2, pad, 3, 4, pad, *range(5, 16))
     first, second = pictures(0, (4, 6), (2, 4)), pictures(1, (4, 6), (2, 4))
     with SimpleEngine(seeing) as simple:
         wanted = simple.generate([Request(prompt, GREEDY, images=i) for i in (first, second)])
-    engine = SteppedEngine(seeing, unit=4, num_pages=300, token_budget=12)
+    engine = SteppedEngine(seeing, unit=4, num_pages=300, token_budget=12, draft=draft)
     handles, answers = [], []
     for images in (first, second, first):
         handles.append(engine.submit(Request(prompt, GREEDY, images=images)))

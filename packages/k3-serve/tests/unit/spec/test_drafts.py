@@ -19,6 +19,7 @@ from k3_serve.testing import GuessDraft, SteppedEngine, tiny_model
 
 GREEDY = Sampling(max_tokens=24, temperature=0)
 PROMPT = tuple(range(30, 71))
+CONTENT = "what a request holds"
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +204,21 @@ def test_drafted_and_accepted_tokens_are_counted_for_all_and_for_each(model):
     assert counts.values["k3_spec_replay_seconds"] == len(spans)
     assert handle.cache_report["spec_drafted"] == sum(spans)
     assert handle.cache_report["spec_accepted"] == accepted
+
+
+@pytest.mark.parametrize("broken", ["propose", "observe"])
+def test_a_draft_that_raises_is_left_out_and_no_request_fails(model, broken, monkeypatch, caplog):
+    (wanted,) = SteppedEngine(model, num_pages=300).answer([Request(PROMPT, GREEDY)])
+    engine = SteppedEngine(model, num_pages=300, draft="mtp")
+
+    def fail(*arguments):
+        raise RuntimeError(CONTENT)
+
+    monkeypatch.setattr(engine._speculation._drafter, broken, fail)
+    (answer,) = engine.answer([Request(PROMPT, GREEDY)])
+    assert answer.token_ids == wanted.token_ids and engine.num_restarts == 0
+    assert not any(one.draft for plan in engine.plans for one in plan.decodes)
+    assert "no more drafts after RuntimeError" in caplog.text and CONTENT not in caplog.text
 
 
 def test_what_cannot_draft_is_refused_by_name(model):

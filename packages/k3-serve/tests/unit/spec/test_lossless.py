@@ -273,6 +273,26 @@ def test_suspension_preemption_and_sleep_drop_drafts_and_nothing_else(model, pla
     assert not engine._speculation._tracks
 
 
+def test_a_step_that_raises_because_of_a_draft_ends_no_request(model, plain, monkeypatch):
+    prompts = (PROMPT, PROMPT[:9])
+    wanted = plain(prompts, GREEDY)
+    forward = type(model).forward_packed
+
+    def patched(self, input_ids_T, batch, **options):
+        if 255 in input_ids_T.tolist():
+            raise RuntimeError("kernel fault")
+        return forward(self, input_ids_T, batch, **options)
+
+    monkeypatch.setattr(type(model), "forward_packed", patched)
+    assert not any(255 in answer.token_ids for answer in wanted)
+    for count in (1, 2):
+        draft = GuessDraft(lambda rows, limit: [255] * limit)
+        engine = SteppedEngine(model, num_pages=300, draft=draft)
+        answers = engine.answer([Request(prompt, GREEDY) for prompt in prompts[:count]])
+        assert_same(answers, wanted[:count])
+        assert draft.num_drafted <= 4 * count and idle(engine)
+
+
 def test_new_weights_void_what_a_draft_keeps(model):
     fresh = tiny_model(seed=1, num_mtp_layers=1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
