@@ -35,9 +35,10 @@ def rows_and_images(
 
 def end_of_images(rows: list[int], places: Places, config: K3Config) -> int:
     """The row after the last image row."""
-    if not places:
+    placeholder = config.media_placeholder_token_id
+    if not places or placeholder is None:
         return 0
-    return len(rows) - rows[::-1].index(config.media_placeholder_token_id)
+    return len(rows) - rows[::-1].index(placeholder)
 
 
 def _hashes(images: Images) -> list[bytes]:
