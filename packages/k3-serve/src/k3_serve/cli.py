@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from k3_core.errors import K3Error
+
+if TYPE_CHECKING:
+    from k3_serve.settings import Settings
 
 Model = Annotated[str, typer.Argument(help="A model folder, or a bundled model's name.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
@@ -64,29 +67,18 @@ def serve(
 
     Keys come from K3_API_KEYS and K3_ADMIN_KEYS (separated by commas) or from files.
     """
-    from k3_serve.limits import Limits
-    from k3_serve.ops.auth import API_KEYS, KeyRing
     from k3_serve.ops.command import AdminPlane, ModelChoice, Server
-    from k3_serve.ops.fetch import MediaPolicy
     from k3_serve.ops.run import Tls
     from k3_serve.ops.sizes import CacheChoice
-    from k3_serve.settings import Settings
 
     set_log_level(log_level)
-    settings = Settings(
-        limits=Limits(max_body_bytes=max_body * 2**20),
-        keys=KeyRing.read(API_KEYS, api_key_file),
-        cors_origins=tuple(cors_origin or ()),
-        media=MediaPolicy(frozenset(media_host or ())),
-        drain_seconds=drain,
-        has_vllm_names=vllm_metrics,
-        profile=profile,
-    )
     Server(
         model=ModelChoice(model, device, dtype, experts, max_batch, threads, draft, draft_tokens),
         host=host,
         port=port,
-        settings=settings,
+        settings=_settings(
+            max_body, api_key_file, cors_origin, media_host, drain, vllm_metrics, profile
+        ),
         is_open=without_keys,
         tls=Tls.read(tls_cert, tls_key),
         cache=CacheChoice.read(
@@ -94,6 +86,31 @@ def serve(
         ),
         admin=AdminPlane.read(admin_port, admin_socket, admin_key_file, weights_root or ()),
     ).run(typer.echo)
+
+
+def _settings(
+    max_body: int,
+    key_file: Path | None,
+    origins: list[str] | None,
+    media_hosts: list[str] | None,
+    drain: float,
+    has_vllm_names: bool,
+    profile: str,
+) -> Settings:
+    from k3_serve.limits import Limits
+    from k3_serve.ops.auth import API_KEYS, KeyRing
+    from k3_serve.ops.fetch import MediaPolicy
+    from k3_serve.settings import Settings
+
+    return Settings(
+        limits=Limits(max_body_bytes=max_body * 2**20),
+        keys=KeyRing.read(API_KEYS, key_file),
+        cors_origins=tuple(origins or ()),
+        media=MediaPolicy(frozenset(media_hosts or ())),
+        drain_seconds=drain,
+        has_vllm_names=has_vllm_names,
+        profile=profile,
+    )
 
 
 def chat(

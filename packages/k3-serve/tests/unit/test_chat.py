@@ -257,3 +257,22 @@ def test_caller_text_never_becomes_a_control_token(api, engine, script) -> None:
     ]
     declaration = 5  # open, sep, close, sep, end of the one message that declares the tool
     assert len(controls[1]) == len(controls[0]) + declaration
+
+
+def test_the_engine_is_told_where_the_stable_head_ends(api, engine, tokenizer, script) -> None:  # type: ignore[no-untyped-def]
+    """Tools, effort and the first system message; nothing of the conversation."""
+    engine.scripts = [script("<|end_of_msg|>")]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    system = {"role": "system", "content": "Be brief."}
+
+    def heads(*messages, **fields):  # type: ignore[no-untyped-def]
+        assert api.chat(messages=list(messages), **fields).status_code == 200
+        request = engine.requests[-1]
+        return tokenizer.decode(request.token_ids[: request.num_head_tokens])
+
+    first = heads(system, {"role": "user", "content": "one"}, tools=tools)
+    second = heads(system, {"role": "user", "content": "two"}, tools=tools)
+    assert first == second
+    assert "Be brief." in first and "tool-declare" in first and "thinking-effort" in first
+    assert first.endswith("<|end_of_msg|>") and "user" not in first
+    assert heads({"role": "user", "content": "one"}, reasoning_effort="none") == ""

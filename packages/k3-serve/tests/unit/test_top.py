@@ -64,3 +64,19 @@ def test_what_keeps_it_from_reading_is_named(monkeypatch) -> None:  # type: igno
             top.read(client)
     monkeypatch.setenv("K3_API_KEYS", "first, second")
     assert top._headers() == {"Authorization": "Bearer first"}
+
+
+def test_the_tiers_are_shown_when_there_are_some() -> None:
+    metrics = Metrics("tiny")
+    empty = shown(top.frame(snapshot(metrics), snapshot(metrics), 1.0))
+    assert not any("tier" in name for name in empty)
+    before = snapshot(metrics)
+    for kind in ("state", "mla"):
+        metrics.set("k3_cache_bytes", 2**20, {"kind": kind, "tier": "cpu"})
+        metrics.observe("k3_cache_restore_seconds", 0.02, {"kind": kind, "tier": "cpu"})
+    for result in ("hit", "miss", "miss", "miss"):
+        metrics.count("k3_tier_lookups_total", 1, {"tier": "cpu", "result": result})
+    metrics.count("k3_restore_fallback_total", 2, {"reason": "short"})
+    rows = shown(top.frame(snapshot(metrics), before, 1.0))
+    assert (rows["MiB in the cpu tier"], rows["tier look-ups that hit"]) == ("2.0", "25.0%")
+    assert (rows["restore"], rows["restores given up"]) == ("20 ms", "2")

@@ -139,8 +139,13 @@ class ContinuousEngine(ThreadedEngine):
 
     def close(self) -> None:
         super().close()
-        if self._tiers is not None:
-            self._tiers.close()
+        if self._tiers is None:
+            return
+        if self._tiers.has_files and not self._is_asleep:
+            index = self._scheduler.index
+            with torch.inference_mode():  # all that is idle goes down, as if it were evicted
+                index.release(index.allocate(index.pool.num_free + index.pool.num_cached))
+        self._tiers.close()
 
     def _reset(self) -> None:
         for state in self._states.values():

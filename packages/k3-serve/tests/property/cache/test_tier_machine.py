@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -43,11 +44,14 @@ def bytes_of(part, key):
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
+damages = st.sampled_from(["flip", "flip", "cut", "delete"])
+
+
 class TierMachine(RuleBasedStateMachine):
     """Evictions, copies that end late, restores, damaged files, restarts, other weights."""
 
     @initialize(
-        cpu=st.sampled_from([6, 12, 40, 3]), disk=st.sampled_from([0, 60_000, 6_000, 2_500])
+        cpu=st.sampled_from([6, 12, 40, 3]), disk=st.sampled_from([60_000, 0, 6_000, 2_500])
     )
     def set_up(self, cpu, disk):
         self.temporary = TemporaryDirectory()
@@ -55,7 +59,7 @@ class TierMachine(RuleBasedStateMachine):
         self.cpu, self.disk, self.version = cpu, disk, 0
         self.is_damaged = False
         self.arena = Arena(LAYOUT, NUM_PAGES, "cpu")
-        self.evicted = set()
+        self.evicted, self.texts = set(), []
         self.start()
 
     def start(self):
@@ -89,13 +93,20 @@ class TierMachine(RuleBasedStateMachine):
         self.store.write_back(self.arena, EvictedCheckpoint(checkpoint, pages, named))
         self.store.write_back(self.arena, EvictedPages(keys[-1], len(keys) * UNIT, pages[-1:]))
         self.evicted.add(keys[-1])
+        self.texts = [*self.texts[-5:], prefix]
         self.arena.bytes_PB.fill_(0xFF)
 
     @rule(most=st.integers(1, 3))
     def copy(self, most):
         self.writer.run(most)
 
-    @rule(prefix=prefixes, num_held=st.integers(0, 3), is_cancelled=st.booleans())
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), num_held=st.integers(0, 3), is_cancelled=st.booleans())
+    def come_back(self, data, num_held, is_cancelled):
+        """A prompt goes on where one that was evicted ended, or parted from it."""
+        text = data.draw(st.sampled_from(self.texts))
+        self.restore((*text, *data.draw(prefixes))[:16], num_held, is_cancelled)
+
     def restore(self, prefix, num_held, is_cancelled):
         keys = self.keys(prefix)
         known = [tier.ledger.entries for tier in (self.host, self.files) if tier is not None]
@@ -131,7 +142,7 @@ class TierMachine(RuleBasedStateMachine):
                 assert torch.equal(self.arena.bytes_PB[page], bytes_of("mla", key))
         self.arena.bytes_PB.fill_(0xFF)
 
-    @rule(which=st.integers(0, 999), how=st.sampled_from(["flip", "cut", "delete"]))
+    @rule(which=st.integers(0, 999), how=damages)
     def damage(self, which, how):
         files = sorted(f for f in self.folder.glob("*.*") if f.stat().st_size)
         if not files:
@@ -146,15 +157,20 @@ class TierMachine(RuleBasedStateMachine):
         else:
             file.write_bytes(data if how == "flip" else data[:at])
 
-    @rule(is_one=st.booleans())
-    def restart(self, is_one):
-        if is_one:
-            self.store.close()
-            self.start()
+    @precondition(lambda self: self.texts)
+    @rule(which=st.integers(0, 999), how=damages)
+    def restart(self, which, how):
+        """A new engine finds in the files what the old one left there."""
+        self.store.close()
+        if which % 4:
+            self.damage(which, how)
+        self.start()
+        for text in self.texts:
+            self.restore(text, 0, False)
 
-    @rule(odds=st.integers(0, 5))
+    @rule(odds=st.integers(0, 9))
     def update_weights(self, odds):
-        if odds:
+        if odds != 5:
             return
         self.version += 1
         self.store.forget(self.space)

@@ -361,6 +361,17 @@ def test_the_threads_restore_and_the_end_writes_what_is_left(model, wanted, tmp_
     assert any(handle.cache_report.get("tier") for handle in handles)
 
 
+def test_the_next_engine_begins_with_what_the_arena_of_the_last_one_held(model, wanted, tmp_path):
+    options = {**LIMITS, "num_pages": 600, "disk_cache": tmp_path}
+    for tier in (None, "disk"):
+        with ContinuousEngine(model, **options) as engine:
+            for prompt in PROMPTS:
+                handle = engine.submit(Request(prompt, GREEDY))
+                assert fold_events(list(handle)).token_ids == wanted[prompt]
+                assert handle.cache_report.get("tier") == tier
+                assert handle.num_cached_tokens == (36 if tier else 0)
+
+
 def test_a_slow_writer_holds_nobody_up(model, wanted, tmp_path, monkeypatch, metrics):
     write = disk_module.write_file
 

@@ -59,6 +59,11 @@ class TierStore:
         if disk is not None:
             self._count_ignored()
 
+    @property
+    def has_files(self) -> bool:
+        """Whether what goes down outlives the engine."""
+        return self._disk is not None
+
     # Down
 
     def write_back(self, arena: Arena, event: EvictedCheckpoint | EvictedPages) -> None:

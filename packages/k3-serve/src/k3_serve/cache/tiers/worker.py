@@ -21,7 +21,7 @@ class Worker(Protocol):
         """False when the queue is full and the job optional: it is not run."""
 
     def close(self, seconds: float) -> None:
-        """Waits for what is queued, no longer than given."""
+        """Waits for what is queued, no longer than given; the rest is not run."""
 
 
 class ThreadWorker:
@@ -29,6 +29,7 @@ class ThreadWorker:
 
     def __init__(self, name: str, limit: int) -> None:
         self._limit = limit
+        self._is_late = False
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -42,10 +43,11 @@ class ThreadWorker:
     def close(self, seconds: float) -> None:
         self._jobs.put(None)
         self._thread.join(seconds)
+        self._is_late = True
 
     def _loop(self) -> None:
         with torch.inference_mode():  # the arena may be a tensor of that mode
-            while (job := self._jobs.get()) is not None:
+            while (job := self._jobs.get()) is not None and not self._is_late:
                 try:
                     job()
                 except Exception:
