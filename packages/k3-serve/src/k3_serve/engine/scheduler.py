@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
 from k3_serve.cache.records import Match
-from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, prompt_rooms
+from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, Shares
 from k3_serve.engine.draft import Draft
 from k3_serve.engine.plan import Save, StepPlan
 from k3_serve.engine.request import RequestState
@@ -54,6 +54,7 @@ class Scheduler:
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
         self._round_robin = DeficitRoundRobin(self._weights, index.unit, token_budget)
+        self._shares = Shares(self._weights, token_budget, index.unit)
         self._waiting: dict[RequestState, None] = {}
         self._running: dict[RequestState, None] = {}
         self._arrivals = itertools.count()
@@ -149,12 +150,22 @@ class Scheduler:
                 draft.put(request, len(request.rows))
 
     def _plan_prefills(self, draft: Draft) -> None:
-        """Rounds of grants until the budget is used or no class can use its own."""
+        """Prompts, within the rooms of their classes."""
         queues = self._queues()
         present = {r.request_class for r in self._running} | queues.keys()
-        rooms = prompt_rooms(self._weights, present, self.token_budget, self._unit)
+        rooms = self._shares.rooms(present, {n: q[-1].num_computed for n, q in queues.items()})
         for name in self._max_slots.keys() - queues.keys():
             self._round_robin.clear(name)
+        self._plan_rounds(draft, queues, rooms)
+        if not draft.num_tokens:  # those that were to come first cannot be served
+            self._plan_rounds(draft, self._queues(), dict.fromkeys(rooms, self.token_budget))
+        rows = ((s.request.request_class, s.start, s.stop) for s in draft.slices)
+        self._shares.settle(rows, present)
+
+    def _plan_rounds(
+        self, draft: Draft, queues: dict[str, list[RequestState]], rooms: dict[str, int]
+    ) -> None:
+        """Grants until the budget is used or no class can use its own."""
         while queues and draft.num_tokens < self.token_budget:
             for name in self._round_robin.order(queues):
                 left = min(self.token_budget - draft.num_tokens, rooms[name])
