@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from k3_core.engine.protocol import EngineBusy
+from k3_serve.engine.plan import Slice
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ CLASSES = (
 DEPTH_OF_DOUBLE = 2_048
 """Rows of past at which a row of a chunk of prompt takes about twice the time of the first."""
 
+BESIDE = 0.25
+"""Of the time by its weight, what a class gets while requests of shorter classes run: a queue of
+those grows long before the machine is full. What they leave is its own anyway."""
+
 
 def classify(
     num_rows: int, asked: str = "default", classes: tuple[RequestClass, ...] = CLASSES
@@ -54,7 +59,7 @@ class Shares:
     """Rows of prompt that a class may have in a step beside requests of shorter classes.
 
     The length of a step is what those wait for, even for a decode. So time is shared, not rows: a
-    step earns each longer class its weight's part of what the shorter ones had of it, the fixed
+    step earns each longer class a part by its weight of what the shorter ones had of it, the fixed
     cost of a step included. The class spends that in steps without a prompt of a shorter one,
     unless it has not been served for long.
     """
@@ -63,7 +68,7 @@ class Shares:
         """`weights` goes from the shortest class to the longest."""
         self._weights, self._budget, self._unit = weights, budget, unit
         self._fixed = budget / 4  # about what a step without a prompt takes, in rows
-        self._limit = 2.0 * budget
+        self._limit = 3.0 * budget
         self._earned = dict.fromkeys(weights, self._limit)
 
     def rooms(self, present: Collection[str], starts: Mapping[str, int]) -> dict[str, int]:
@@ -86,18 +91,19 @@ class Shares:
             return most
         return 0 if is_behind or earned < self._unit * _cost(start) else most
 
-    def settle(self, rows: Iterable[tuple[str, int, int]], present: Collection[str]) -> None:
-        """After the planning of a step: (class, start, stop) of all rows in it, decodes too."""
+    def settle(self, slices: Iterable[Slice], present: Collection[str]) -> None:
+        """After the planning of a step: all that is in it, decodes too."""
         spent = dict.fromkeys(self._weights, 0.0)
-        for name, start, stop in rows:
-            spent[name] += (stop - start) * _cost(start)
+        for one in slices:
+            spent[one.request.request_class] += one.num_tokens * _cost(one.start)
         shorter_weight, shorter_work = 0, self._fixed
         for name, weight in self._weights.items():
             if name not in present:
                 continue
             if shorter_weight:
-                earned = shorter_work * weight / shorter_weight - spent[name]
-                self._earned[name] = min(self._earned[name] + earned, self._limit)
+                due = BESIDE * shorter_work * weight / shorter_weight
+                balance = self._earned[name] + due - spent[name]
+                self._earned[name] = min(balance, self._limit)
             shorter_weight += weight
             shorter_work += spent[name]
 

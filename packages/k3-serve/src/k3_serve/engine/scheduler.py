@@ -5,8 +5,8 @@ Pure Python over `PrefixIndex`: everything here is tested without a model. A ste
 written, append tokens, release). Nothing is registered before its bytes are written.
 
 - Running requests whose prompt is computed decode one token each, first.
-- The rest of the step's token budget goes to prompts, by deficit round robin over the classes;
-  a chunk ends on a match unit unless it is a prompt's last.
+- The rest of the step's token budget goes to prompts, by deficit round robin over the classes
+  (`Shares`); a chunk ends on a match unit unless it is a prompt's last.
 - When pages run out, the request of lowest priority, youngest first, waits again. Its pages and
   its latest checkpoint stay in the index, so that it resumes as an ordinary hit.
 """
@@ -48,8 +48,8 @@ class Scheduler:
                 f"{index.unit} tokens it is at least {num_slots + index.unit}"
             )
         self.index, self.token_budget = index, token_budget
-        self.num_preemptions = 0
-        self._unit, self._page_tokens = index.unit, index.page_tokens
+        self.num_preemptions, self._unit = 0, index.unit
+        self._page_tokens = index.page_tokens
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
@@ -159,8 +159,7 @@ class Scheduler:
         self._plan_rounds(draft, queues, rooms)
         if not draft.num_tokens:  # those that were to come first cannot be served
             self._plan_rounds(draft, self._queues(), dict.fromkeys(rooms, self.token_budget))
-        rows = ((s.request.request_class, s.start, s.stop) for s in draft.slices)
-        self._shares.settle(rows, present)
+        self._shares.settle(draft.slices, present)
 
     def _plan_rounds(
         self, draft: Draft, queues: dict[str, list[RequestState]], rooms: dict[str, int]
