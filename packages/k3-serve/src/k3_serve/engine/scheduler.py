@@ -48,8 +48,7 @@ class Scheduler:
                 f"{index.unit} tokens it is at least {num_slots + index.unit}"
             )
         self.index, self.token_budget = index, token_budget
-        self.num_preemptions, self._unit = 0, index.unit
-        self._page_tokens = index.page_tokens
+        self.num_preemptions, self._unit, self._page_tokens = 0, index.unit, index.page_tokens
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
@@ -66,8 +65,8 @@ class Scheduler:
 
         Beside its own pages it needs an extent to resume from, one to save to, and a copied page.
         """
-        num_pages = self.index.pool.num_pages - 2 * self.index.checkpoint_pages - 1
-        return num_pages * self._page_tokens
+        reserve = 2 * self.index.checkpoint_pages + 1
+        return (self.index.pool.num_pages - reserve) * self._page_tokens
 
     @property
     def requests(self) -> list[RequestState]:
@@ -124,8 +123,7 @@ class Scheduler:
             key=lambda r: r.rank,
             default=None,
         )
-        suspect = next((r for r in self.requests if r.is_suspect), None)
-        if suspect is not None:
+        if suspect := next((r for r in self.requests if r.is_suspect), None):
             self._plan_alone(draft, suspect)
         else:
             self._plan_decodes(draft)
