@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from k3_core.engine.protocol import EngineBusy
+from k3_serve.engine.plan import Slice
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ CLASSES = (
     RequestClass("ultra", 1 << 62, 1, 0.25, 1 << 23),
 )
 
+DEPTH_OF_DOUBLE = 2_048
+"""Rows of past at which a row of a chunk of prompt takes about twice the time of the first."""
+
+BESIDE = 0.25
+"""Of the time by its weight, what a class gets while requests of shorter classes run: a queue of
+those grows long before the machine is full. What they leave is its own anyway."""
+
 
 def classify(
     num_rows: int, asked: str = "default", classes: tuple[RequestClass, ...] = CLASSES
@@ -47,21 +55,62 @@ def classify(
     return next(one for one in classes if num_rows <= one.max_rows)
 
 
-def prompt_rooms(
-    weights: Mapping[str, int], present: Collection[str], budget: int, unit: int
-) -> dict[str, int]:
-    """Most rows of prompt each class may have in a step of `budget` rows, a unit at least.
+class Shares:
+    """Rows of prompt that a class may have in a step beside requests of shorter classes.
 
-    Beside requests of shorter classes, decoding or not, a class keeps to its share even when
-    tokens are left: the length of the step is what the others wait for. `weights` goes from the
-    shortest class to the longest; `present` are those that run or wait.
+    The length of a step is what those wait for, even for a decode. So time is shared, not rows: a
+    step earns each longer class a part by its weight of what the shorter ones had of it, the fixed
+    cost of a step included. The class spends that in steps without a prompt of a shorter one,
+    unless it has not been served for long.
     """
-    total = sum(weights[name] for name in present)
-    rooms, is_alone = {}, True
-    for name, weight in weights.items():
-        rooms[name] = budget if is_alone else max(budget * weight // max(total, 1), unit)
-        is_alone = is_alone and name not in present
-    return rooms
+
+    def __init__(self, weights: Mapping[str, int], budget: int, unit: int) -> None:
+        """`weights` goes from the shortest class to the longest."""
+        self._weights, self._budget, self._unit = weights, budget, unit
+        self._fixed = budget / 4  # about what a step without a prompt takes, in rows
+        self._limit = 3.0 * budget
+        self._earned = dict.fromkeys(weights, self._limit)
+
+    def rooms(self, present: Collection[str], starts: Mapping[str, int]) -> dict[str, int]:
+        """Most rows of each class in a step: `present` run or wait, `starts` have a prompt to
+        compute, the next one from that row on."""
+        total = sum(self._weights[name] for name in present)
+        rooms, is_first, has_prompt = {}, True, False
+        for name, weight in self._weights.items():
+            most = self._budget if is_first else max(self._budget * weight // max(total, 1), 1)
+            if not is_first and name in starts:
+                most = self._affordable(name, max(most, self._unit), starts[name], has_prompt)
+            rooms[name] = most
+            is_first = is_first and name not in present
+            has_prompt = has_prompt or name in starts
+        return rooms
+
+    def _affordable(self, name: str, most: int, start: int, is_behind: bool) -> int:
+        earned = self._earned[name]
+        if earned >= self._limit:
+            return most
+        return 0 if is_behind or earned < self._unit * _cost(start) else most
+
+    def settle(self, slices: Iterable[Slice], present: Collection[str]) -> None:
+        """After the planning of a step: all that is in it, decodes too."""
+        spent = dict.fromkeys(self._weights, 0.0)
+        for one in slices:
+            spent[one.request.request_class] += one.num_tokens * _cost(one.start)
+        shorter_weight, shorter_work = 0, self._fixed
+        for name, weight in self._weights.items():
+            if name not in present:
+                continue
+            if shorter_weight:
+                due = BESIDE * shorter_work * weight / shorter_weight
+                balance = self._earned[name] + due - spent[name]
+                self._earned[name] = min(balance, self._limit)
+            shorter_weight += weight
+            shorter_work += spent[name]
+
+
+def _cost(start: int) -> float:
+    """A row of prompt behind `start` others, in rows of a short one: attention reads the past."""
+    return 1 + start / DEPTH_OF_DOUBLE
 
 
 class DeficitRoundRobin:

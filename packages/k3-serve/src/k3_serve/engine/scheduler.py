@@ -5,8 +5,8 @@ Pure Python over `PrefixIndex`: everything here is tested without a model. A ste
 written, append tokens, release). Nothing is registered before its bytes are written.
 
 - Running requests whose prompt is computed decode one token each, first.
-- The rest of the step's token budget goes to prompts, by deficit round robin over the classes;
-  a chunk ends on a match unit unless it is a prompt's last.
+- The rest of the step's token budget goes to prompts, by deficit round robin over the classes
+  (`Shares`); a chunk ends on a match unit unless it is a prompt's last.
 - When pages run out, the request of lowest priority, youngest first, waits again. Its pages and
   its latest checkpoint stay in the index, so that it resumes as an ordinary hit.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
 from k3_serve.cache.records import Match
-from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, prompt_rooms
+from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, Shares
 from k3_serve.engine.draft import Draft
 from k3_serve.engine.plan import Save, Slice, StepPlan
 from k3_serve.engine.request import RequestState
@@ -48,12 +48,12 @@ class Scheduler:
                 f"{index.unit} tokens it is at least {num_slots + index.unit}"
             )
         self.index, self.token_budget = index, token_budget
-        self.num_preemptions = 0
-        self._unit, self._page_tokens = index.unit, index.page_tokens
+        self.num_preemptions, self._unit, self._page_tokens = 0, index.unit, index.page_tokens
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
         self._round_robin = DeficitRoundRobin(self._weights, index.unit, token_budget)
+        self._shares = Shares(self._weights, token_budget, index.unit)
         self._waiting: dict[RequestState, None] = {}
         self._running: dict[RequestState, None] = {}
         self.restore: Callable[[RequestState, Match], bool] | None = None
@@ -67,8 +67,8 @@ class Scheduler:
 
         Beside its own pages it needs an extent to resume from, one to save to, and a copied page.
         """
-        num_pages = self.index.pool.num_pages - 2 * self.index.checkpoint_pages - 1
-        return num_pages * self._page_tokens
+        reserve = 2 * self.index.checkpoint_pages + 1
+        return (self.index.pool.num_pages - reserve) * self._page_tokens
 
     @property
     def requests(self) -> list[RequestState]:
@@ -125,8 +125,7 @@ class Scheduler:
             key=lambda r: r.rank,
             default=None,
         )
-        suspect = next((r for r in self.requests if r.is_suspect), None)
-        if suspect is not None:
+        if suspect := next((r for r in self.requests if r.is_suspect), None):
             self._plan_alone(draft, suspect)
         else:
             self._plan_decodes(draft)
@@ -152,12 +151,21 @@ class Scheduler:
         draft.verify(self._unit, self.token_budget - self._unit - draft.num_tokens)
 
     def _plan_prefills(self, draft: Draft) -> None:
-        """Rounds of grants until the budget is used or no class can use its own."""
+        """Prompts, within the rooms of their classes."""
         queues = self._queues()
         present = {r.request_class for r in self._running} | queues.keys()
-        rooms = prompt_rooms(self._weights, present, self.token_budget, self._unit)
+        rooms = self._shares.rooms(present, {n: q[-1].num_computed for n, q in queues.items()})
         for name in self._max_slots.keys() - queues.keys():
             self._round_robin.clear(name)
+        self._plan_rounds(draft, queues, rooms)
+        if not draft.num_tokens:  # those that were to come first cannot be served
+            self._plan_rounds(draft, self._queues(), dict.fromkeys(rooms, self.token_budget))
+        self._shares.settle(draft.slices, present)
+
+    def _plan_rounds(
+        self, draft: Draft, queues: dict[str, list[RequestState]], rooms: dict[str, int]
+    ) -> None:
+        """Grants until the budget is used or no class can use its own."""
         while queues and draft.num_tokens < self.token_budget:
             for name in self._round_robin.order(queues):
                 left = min(self.token_budget - draft.num_tokens, rooms[name])
