@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,7 @@ from k3_core.engine.threaded import ThreadedEngine
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.keys import seed_key
 from k3_serve.cache.pages import PagePool
-from k3_serve.cache.records import CacheCounters
-from k3_serve.cache.tiers import ThreadWorker, TierStats, Worker, open_tiers, space_of
+from k3_serve.cache.tiers import ThreadWorker, Worker, open_tiers, space_of
 from k3_serve.engine.classes import CLASSES, Admission, RequestClass, classify
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
@@ -32,6 +30,7 @@ from k3_serve.engine.restores import Restores
 from k3_serve.engine.rows import end_of_images, rows_and_images
 from k3_serve.engine.runner import PagedRunner, RequestFault, StepLogits
 from k3_serve.engine.scheduler import Scheduler
+from k3_serve.engine.stats import CacheStats, stats_of
 from k3_serve.observer import Observer, Silent
 from k3_serve.spec import MAX_REQUESTS, Drafter, Speculation, make_drafter
 
@@ -44,21 +43,6 @@ DISK_BYTES = 10 << 30
 """Default bound of the files of a cache folder."""
 EXPECTED_OUTPUT = 512
 """Tokens of output that a queued request is taken to need at most."""
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """The arena's pages by state, and the sums of the index."""
-
-    num_pages: int
-    num_free: int
-    num_active: int
-    num_cached: int
-    num_preemptions: int
-    counters: CacheCounters
-    num_restoring: int = 0
-    """Requests that wait for a tier."""
-    tiers: tuple[TierStats, ...] = ()
 
 
 class ContinuousEngine(ThreadedEngine):
@@ -185,17 +169,8 @@ class ContinuousEngine(ThreadedEngine):
 
     def cache_stats(self) -> CacheStats:
         """Pages and counters now; they may lag by the running step."""
-        pool, index = self._scheduler.index.pool, self._scheduler.index
-        return CacheStats(
-            pool.num_pages,
-            pool.num_free,
-            pool.num_active,
-            pool.num_cached,
-            self._scheduler.num_preemptions,
-            replace(index.counters),
-            0 if self._restores is None else self._restores.num_waiting,
-            () if self._tiers is None else tuple(self._tiers.stats()),
-        )
+        num_restoring = 0 if self._restores is None else self._restores.num_waiting
+        return stats_of(self._scheduler, num_restoring, self._tiers)
 
     def sleep(self) -> None:
         """Frees the cache and pauses the requests until `wake`; the weights stay."""

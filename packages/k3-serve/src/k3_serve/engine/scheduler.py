@@ -21,8 +21,9 @@ from k3_serve.cache.pages import OutOfPages
 from k3_serve.cache.records import Match
 from k3_serve.engine.classes import CLASSES, DeficitRoundRobin, RequestClass, Shares
 from k3_serve.engine.draft import Draft
-from k3_serve.engine.plan import Save, Slice, StepPlan
+from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
+from k3_serve.engine.saves import Saves
 
 PATIENCE = 64
 """Steps in which a request may be passed over before nobody else is admitted in front of it."""
@@ -48,6 +49,7 @@ class Scheduler:
                 f"{index.unit} tokens it is at least {num_slots + index.unit}"
             )
         self.index, self.token_budget = index, token_budget
+        self._saves = Saves(index)
         self.num_preemptions, self._unit, self._page_tokens = 0, index.unit, index.page_tokens
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
@@ -130,7 +132,7 @@ class Scheduler:
         else:
             self._plan_decodes(draft)
             self._plan_prefills(draft)
-        self._plan_saves(draft)
+        self._saves.plan(draft)
         return draft.plan()
 
     def _plan_alone(self, draft: Draft, request: RequestState) -> None:
@@ -318,40 +320,6 @@ class Scheduler:
         self.index.release(*draft.drop(request))
         self.preempt(request)
 
-    # Checkpoints
-
-    def _plan_saves(self, draft: Draft) -> None:
-        """Extents for the states that the step passes: the wanted ones and the latest."""
-        for one in sorted(draft.slices, key=lambda s: s.request.rank):
-            request = one.request
-            latest = one.stop // self._unit * self._unit
-            lasting = [n for n in request.wanted if one.start < n <= one.stop]
-            for num_tokens in sorted({*lasting, *([latest] if latest > one.start else [])}):
-                self._plan_save(draft, one, num_tokens)
-
-    def _plan_save(self, draft: Draft, one: Slice, num_tokens: int) -> None:
-        request, key = one.request, one.request.key_at(num_tokens, self._unit)
-        kind = request.wanted.get(num_tokens, "moving")
-        known = self.index.checkpoint_at(key)
-        if known is not None:
-            if known.kind == "moving":
-                known.kind = kind
-            return
-        if draft.has_save(key):
-            return
-        if kind == "moving" and not one.draft:  # else it may not get there
-            self._supersede(request)
-        try:
-            extent = tuple(self.index.allocate(self.index.checkpoint_pages))
-        except OutOfPages:
-            return
-        draft.saves.append(Save(request, num_tokens, extent, key, kind))
-
-    def _supersede(self, request: RequestState) -> None:
-        if request.moving is not None:
-            self.index.recycle(request.moving)
-            request.moving = None
-
     # After the forward
 
     def complete(
@@ -374,19 +342,10 @@ class Scheduler:
                 keys = request.unit_keys(self._unit)
                 self.index.register_pages(keys, request.pages, stop)
         for save in plan.saves:
-            self._register(save, is_good=save.request not in failed)
+            self._saves.register(save, is_good=save.request not in failed)
         self._release_sources(plan)
         for request, token_id in tokens.items():
             request.rows.append(token_id)
-
-    def _register(self, save: Save, is_good: bool) -> None:
-        if not is_good or save.num_tokens > save.request.num_computed:
-            self.index.release(save.extent)
-            return
-        is_new = self.index.register_checkpoint(save.key, save.num_tokens, save.extent, save.kind)
-        if is_new and save.kind == "moving":
-            self._supersede(save.request)
-            save.request.moving = self.index.checkpoint_at(save.key)
 
     def fail(self, plan: StepPlan, are_suspect: bool = True) -> None:
         """The step raised: nothing was written that may be used; its requests wait again.

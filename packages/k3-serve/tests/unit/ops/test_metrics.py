@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from k3_core.engine import Event, EventStream, Request, Stats
 from k3_serve.api.app import create_app
 from k3_serve.cache.records import CacheCounters
-from k3_serve.engine.core import CacheStats
+from k3_serve.engine.stats import CacheStats
 from k3_serve.ops.collect import EngineCollector
 from k3_serve.ops.metrics import TABLE, Metrics
 from k3_serve.ops.timing import RequestTimer
