@@ -30,7 +30,7 @@ PAGES = sorted(
 BLOCK = re.compile(r"^(?:<!-- (run|file: \S+) -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)|^\[\w+\]: (\S+)$", re.M)
 K3 = re.compile(r"(?:^|[\s(])k3 ([a-z].*)")
-GROUPS = ("train", "train data", "eval", "plugins", "kernels")
+GROUPS = ("train", "train data", "eval", "plugins", "kernels", "bench")
 """Commands that have subcommands."""
 
 

@@ -19,7 +19,7 @@ for name in ${K3_ENVS:-a b}; do
     if ! cmp -s "$here/$name.txt" "$out/$name/installed.txt"; then
         python3 -m venv --clear "$out/$name"
         clean "$out/$name/bin/python" -m pip install --quiet --disable-pip-version-check \
-            -r "$here/$name.txt"
+            -r "$here/$name.txt" > "$out/pip-$name.log" 2>&1 || { tail "$out/pip-$name.log"; exit 1; }
         cp "$here/$name.txt" "$out/$name/installed.txt"
     fi
 done

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -194,3 +198,25 @@ def test_the_own_server_is_the_real_one() -> None:
     assert result.exit_code == 0, result.output
     (row,) = [line.split() for line in result.output.splitlines() if line.startswith("2 at")]
     assert row[4:9] == ["all", "2", "0", "400", "0"] and row[9] == "8"
+
+
+@pytest.mark.multiproc
+def test_the_own_server_ends_with_the_program_that_started_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from k3_serve.bench.server import OwnServer\n"
+        "if __name__ == '__main__':\n"
+        "    with OwnServer().running() as url:\n"
+        "        print(url, flush=True)\n"
+        "        input()\n"
+    )
+    command = [sys.executable, str(program)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        url = run.stdout.readline().strip()  # type: ignore[union-attr]
+        assert httpx.get(f"{url}/health").status_code == 200
+        run.kill()
+    deadline = time.monotonic() + 30
+    with pytest.raises(httpx.ConnectError):
+        while time.monotonic() < deadline:
+            httpx.get(f"{url}/health")
+            time.sleep(0.1)

@@ -7,7 +7,10 @@ few cores they still share those.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -101,4 +104,13 @@ def _serve(server: OwnServer, connection: Connection) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         app = create_app(engine, tokenizer, model_name(server.model), settings)
         connection.send(listener.getsockname()[1])
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         run(app, listener, settings)
+
+
+def _end_with(client: Connection) -> None:
+    """Ends the server when the other end of the pipe does, however that happens."""
+    try:
+        client.recv()
+    except EOFError:
+        os.kill(os.getpid(), signal.SIGTERM)
