@@ -1,6 +1,5 @@
 """Requests drawn from the OpenAPI document: never a 5xx, and answers as the document says."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from k3_core.engine import Event, EventStream, Request
+from k3_core.engine import EventStream, Request
 from k3_serve.api.app import create_app
+from k3_serve.testing import Script, ScriptedEngine
 
 CHECKS = [
     not_a_server_error,
@@ -25,26 +25,29 @@ CHECKS = [
 USER = {"role": "user", "content": "hi"}
 
 
-@pytest.fixture
-def document(engine, tokenizer, script):  # type: ignore[no-untyped-def]
-    """The document of an application whose engine goes on for 20 tokens under a constraint."""
-    play = engine._play
+class Obedient(ScriptedEngine):
+    """Where a request has a constraint, the answer is 20 tokens that it allows."""
 
-    def obedient(handle: EventStream, request: Request, tokens: Sequence[int]) -> None:
+    def submit(self, request: Request) -> EventStream:
         if request.constraint is None:
-            return play(handle, request, tokens)
-        constraint = request.constraint.clone()
-        for _ in range(min(20, request.sampling.max_tokens or 20)):
-            token_id = int(constraint.allowed_mask(tokenizer.vocab_size).nonzero()[-1])
-            constraint.advance(token_id)
-            handle.put(Event(token_id, -0.5, (), 0, "stop" if constraint.is_complete else None))
-            if constraint.is_complete:
-                return None
-        return handle.put(Event(None, None, (), 0, "length"))
+            return super().submit(request)
+        constraint, tokens = request.constraint.clone(), []
+        while len(tokens) < 20 and not constraint.is_complete:
+            mask = constraint.allowed_mask(self.tokenizer.vocab_size)
+            tokens.append(int(mask.nonzero()[-1]))
+            constraint.advance(tokens[-1])
+        scripts, self.scripts = self.scripts, [Script(tokens)]
+        try:
+            return super().submit(request)
+        finally:
+            self.scripts = scripts
 
-    engine._play = obedient
-    engine.scripts = [script("hm<|close|>think<|sep|><|open|>response<|sep|>4<|end_of_msg|>")]
-    app = create_app(engine, tokenizer, "scripted")
+
+@pytest.fixture
+def document(tokenizer, script):  # type: ignore[no-untyped-def]
+    """The document of an application whose engine answers in turns or under constraints."""
+    text = "hm<|close|>think<|sep|><|open|>response<|sep|>4<|end_of_msg|>"
+    app = create_app(Obedient(tokenizer, [script(text)]), tokenizer, "scripted")
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
@@ -60,6 +63,7 @@ ROUTES = [
     ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
 ]
 
 

@@ -3,7 +3,7 @@
 A graph is kept for each bucket of rows and of page columns, captured when a step first needs it,
 on rows that are all padded. Its inputs are three numbers a row: token id, slot, position.
 
-Legend: B rows, V vocabulary.
+Legend: B rows, V vocabulary, D model width.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class _Graph:
     """Pinned; the logits of the step before have been read, and so has this."""
     inputs_3B: Tensor
     logits_BV: Tensor
+    mix_BD: Tensor
     replay: Callable[[], None]
 
 
@@ -77,8 +78,8 @@ class DecodeGraphs:
             for one in plan.decodes
         )
 
-    def run(self, plan: StepPlan) -> Tensor:
-        """Logits [B, V] of the plan's decodes; the next run of the same bucket overwrites them."""
+    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        """Logits [B, V] and output mix [B, D] of the plan's decodes, until the next such run."""
         rows = plan.decodes
         num_rows = min(1 << (len(rows) - 1).bit_length(), self._max_rows)
         most_tokens = max(one.stop for one in rows)
@@ -90,7 +91,7 @@ class DecodeGraphs:
         graph.host_3B.copy_(torch.tensor(inputs))
         graph.inputs_3B.copy_(graph.host_3B, non_blocking=True)
         graph.replay()
-        return graph.logits_BV[: len(rows)]
+        return graph.logits_BV[: len(rows)], graph.mix_BD[: len(rows)]
 
     def _num_columns(self, num_tokens: int) -> int:
         columns, wanted = FEWEST_COLUMNS, -(-num_tokens // self._cache.page_tokens)
@@ -110,20 +111,21 @@ class DecodeGraphs:
         host_3B[1] = PADDED
         inputs_3B = host_3B.to(self._cache.device, copy=True)
 
-        def step() -> Tensor:
+        def step() -> tuple[Tensor, Tensor]:
             most_tokens = num_columns * self._cache.page_tokens
             batch = SequenceBatch.of_rows(inputs_3B[1], inputs_3B[2], self._cache, most_tokens)
-            logits = self._model.forward_packed(inputs_3B[0], batch).logits
-            assert logits is not None
-            return logits
+            output = self._model.forward_packed(inputs_3B[0], batch)
+            assert output.logits is not None
+            return output.logits, output.mix_TD
 
         if not self._is_captured:
-            logits_BV = step()
+            results = step()
 
             def replay() -> None:
-                logits_BV.copy_(step())
+                for result, new in zip(results, step(), strict=True):
+                    result.copy_(new)
 
-            return _Graph(host_3B, inputs_3B, logits_BV, replay)
+            return _Graph(host_3B, inputs_3B, *results, replay)
         stream = torch.cuda.Stream(self._cache.device)
         stream.wait_stream(torch.cuda.current_stream(self._cache.device))
         with torch.cuda.stream(stream):
@@ -132,5 +134,5 @@ class DecodeGraphs:
         torch.cuda.current_stream(self._cache.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits_BV = step()
-        return _Graph(host_3B, inputs_3B, logits_BV, graph.replay)
+            results = step()
+        return _Graph(host_3B, inputs_3B, *results, graph.replay)

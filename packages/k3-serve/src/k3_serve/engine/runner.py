@@ -141,11 +141,11 @@ class PagedRunner:
     def _replay(self, plan: StepPlan, cache: PagedCache, graphs: DecodeGraphs) -> StepLogits:
         """A step of one token of each request."""
         cache.check_room(tuple(one.stop for one in plan.decodes))
-        logits_BV = graphs.run(plan)
+        logits_BV, mix_BD = graphs.run(plan)
         cache.advance(tuple(one.slot for one in plan.decodes), (1,) * len(plan.decodes))
         if slots := _slot_saves(plan):
             cache.save(slots)
-        return StepLogits(logits_BV, {})
+        return StepLogits(logits_BV, {}, mix_BD)
 
     def _copy_in(self, plan: StepPlan, cache: PagedCache) -> None:
         if plan.page_copies:

@@ -70,7 +70,7 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path, capsys):
     with pytest.raises(K3Error, match="cannot use the cache folder"):
         ContinuousEngine(model, unit=4, num_pages=60, disk_cache=file / "below")
     assert run(["serve", "--port", "0", "--cache-size", "1KB"]) == 2
-    assert "the prefix cache cannot be made" in capsys.readouterr().err
+    assert "the engine cannot be made" in capsys.readouterr().err
 
 
 def test_a_folder_alone_is_written_through_host_memory(tmp_path: Path):
