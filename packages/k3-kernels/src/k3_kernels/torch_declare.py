@@ -1,8 +1,8 @@
 """Declarations of the implementations in plain torch; imports no torch. Source: design 5.
 
 `<op>.cpu` is differentiable where the reference is, and but for mla_decode runs on any device;
-`<op>.cuda` uses operators that torch has for CUDA only. The other ops are left to their reference,
-than which no other form of torch calls measured faster on a CPU (`k3 kernels bench`).
+`<op>.cuda` uses operators that torch has for CUDA only. The ops that are missing here are left to
+their reference, than which no other form of torch calls measured faster (`k3 kernels bench`).
 """
 
 from k3_core.ops.declare import FEATURES, FLOATS

@@ -170,6 +170,7 @@ def test_3000_steps_with_drafts_leave_no_page_in_use():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_100000_steps_leave_no_page_in_use():
     churn(2, 100_000)
 

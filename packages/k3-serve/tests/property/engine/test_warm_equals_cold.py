@@ -285,6 +285,7 @@ def test_every_history_gives_the_cold_answers(model, cold, greedy, options, scri
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @slow
 @given(options=engines, script=st.lists(turns, min_size=1, max_size=10))
 def test_many_histories_give_the_cold_answers(model, cold, greedy, options, script):
