@@ -243,10 +243,17 @@ def _stacks(shape: tuple[int, int, int], device: str, dtype: torch.dtype, is_pac
 
 
 def experts_case(
-    is_full: bool, device: str, dtype: torch.dtype, *, rows: int, is_packed: bool, is_whole: bool
+    is_full: bool,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    is_packed: bool,
+    is_whole: bool,
+    full: tuple[int, int, int] = (112, 3072, 3584),
 ) -> Case:
-    """112 experts, 3584 -> 2 x 3072 (-> 3584 with `is_whole`), all of them hit evenly."""
-    shape = (112, 3072, 3584) if is_full else (3, 32, 64)
+    """E experts, width D -> 2 I (-> D with `is_whole`), hit evenly; `full` is (E, I, D)."""
+    shape = full if is_full else (3, 32, 64)
     experts, inner, width = shape
     rows = rows if is_full else 5
     stacks = _stacks(shape, device, dtype, is_packed)

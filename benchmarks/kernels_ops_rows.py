@@ -80,6 +80,23 @@ LARGE = expert_choices(
 )
 
 
+MINI = (480, 192, 256)
+"""Experts of k3-mini, of which a decode step of 64 sequences reads most, for one row each."""
+SMALL_PLAIN = expert_choices(
+    [
+        _Expert(16, 64, 128, 4, 4),
+        _Expert(16, 64, 128, 4, 3),
+        _Expert(16, 64, 128, 4, 2),
+        _Expert(16, 64, 64, 4, 4),
+        _Expert(16, 64, 64, 4, 3),
+        _Expert(16, 64, 256, 4, 2),
+        _Expert(16, 128, 64, 4, 3),
+        _Expert(16, 128, 128, 4, 2),
+        _Expert(16, 64, 64, 8, 3),
+    ]
+)
+
+
 def _never(*tensors: object) -> bool:
     """Plain Triton, where the op's rule would choose Gluon."""
     return False
@@ -158,9 +175,12 @@ def latent(tokens: int) -> Callable[..., cases.Case]:
     return partial(cases.latent_case, tokens=tokens)
 
 
-def experts(rows: int, is_packed: bool, is_whole: bool) -> Callable[..., cases.Case]:
+def experts(
+    rows: int, is_packed: bool, is_whole: bool, full: tuple[int, int, int] = (112, 3072, 3584)
+) -> Callable[..., cases.Case]:
     """A routed-experts case."""
-    return partial(cases.experts_case, rows=rows, is_packed=is_packed, is_whole=is_whole)
+    named = {"is_packed": is_packed, "is_whole": is_whole, "full": full}
+    return partial(cases.experts_case, rows=rows, **named)
 
 
 def prefill(tokens: int, heads: int) -> Callable[..., cases.Case]:
@@ -193,6 +213,7 @@ ROWS = (
     Row("experts up 32768 rows bf16", experts(32768, False, False), 3270, None, LARGE),
     Row("experts up 32768 rows MXFP4", experts(32768, True, False), 3270, None, LARGE),
     Row("experts whole 128 rows MXFP4", experts(128, True, True)),
+    Row("experts of k3-mini 512 rows", experts(512, False, True, MINI), None, None, SMALL_PLAIN),
     Row("mla_prefill T=8192 H=96", prefill(8192, 96), 3390, 3500, PREFILL),
     Row("mla_prefill T=32768 H=24", prefill(32768, 24), 13970, None),
     Row("mla_decode B=64 32K", decode(64, 32768), None, 810, DECODE),
