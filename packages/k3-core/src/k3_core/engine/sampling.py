@@ -1,8 +1,8 @@
 """Drawing the next token (report 5.4: sampling parameters belong to the request).
 
-Legend: B rows, V vocabulary. A row's result depends on its logits, its `Sampling`, and on
-(seed, position) alone: a counter-based uniform number replaces generator state, so batching,
-suspension and the order of requests never change an answer.
+Legend: B rows, R of them that are drawn, V vocabulary. A row's result depends on its logits, its
+`Sampling`, and on (seed, position) alone: a counter-based uniform number replaces generator state,
+so batching, suspension and the order of requests never change an answer.
 """
 
 from __future__ import annotations
@@ -44,43 +44,70 @@ def token_logprobs(
     ]
 
 
+def choose_rows(
+    logits_RV: torch.Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    masks: Sequence[torch.Tensor | None],
+) -> list[int]:
+    """The next token id of each row: greedy at temperature 0, else by inverse CDF.
+
+    `positions` are the indices that the tokens will have in their sequences. With top-p the draw
+    is from the fewest likeliest tokens whose probability reaches `top_p`. A mask (boolean [V])
+    takes tokens out after the bias; one at least must be allowed. The rows are computed together,
+    so that a GPU is waited for once.
+    """
+    if any(s.temperature > 0 and s.seed is None for s in samplings):
+        raise ValueError("a sampled request needs a seed; the engine fixes one at submission")
+    scores_RV, device = logits_RV.to(torch.float64, copy=True), logits_RV.device
+    for row, (sampling, allowed_V) in enumerate(zip(samplings, masks, strict=True)):
+        if sampling.logit_bias:
+            ids = torch.tensor(list(sampling.logit_bias), device=device)
+            bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float64)
+            scores_RV[row].index_add_(0, ids, bias.to(device))
+        if allowed_V is not None:
+            scores_RV[row].masked_fill_(~allowed_V.to(device), -torch.inf)
+    best_R = scores_RV.argmax(-1)
+    if all(sampling.temperature == 0 for sampling in samplings):
+        return best_R.tolist()
+
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64).to(device)[:, None]
+
+    temperature_R1 = column([sampling.temperature for sampling in samplings])
+    scores_RV -= scores_RV.amax(-1, keepdim=True)
+    probs_RV = torch.softmax(scores_RV / torch.where(temperature_R1 > 0, temperature_R1, 1), dim=-1)
+    cut = [row for row, sampling in enumerate(samplings) if sampling.top_p < 1]
+    if cut:
+        top_p_C1 = column([samplings[row].top_p for row in cut])
+        probs_RV[cut] = _keep_nucleus(probs_RV[cut], top_p_C1)
+    cdf_RV = probs_RV.cumsum(-1)
+    numbers = zip(samplings, positions, strict=True)
+    points_R1 = column([uniform(s.seed or 0, position) for s, position in numbers])
+    # right=True: a zero-probability token in front of the point is never chosen.
+    drawn_R1 = torch.searchsorted(cdf_RV, points_R1 * cdf_RV[:, -1:], right=True)
+    places_V = torch.arange(probs_RV.shape[1], device=device)
+    last_R1 = torch.where(probs_RV > 0, places_V, 0).amax(-1, keepdim=True)
+    drawn_R = torch.minimum(drawn_R1, last_R1)[:, 0]
+    return torch.where(temperature_R1[:, 0] > 0, drawn_R, best_R).tolist()
+
+
 def choose(
     logits_V: torch.Tensor,
     sampling: Sampling,
     position: int,
     allowed_V: torch.Tensor | None = None,
 ) -> int:
-    """The next token id of one row: greedy at temperature 0, else by inverse CDF.
-
-    `position` is the index that the token will have in its sequence. With top-p the draw is
-    from the fewest likeliest tokens whose probability reaches `top_p`. `allowed_V` masks tokens
-    out after the bias; one at least must be allowed.
-    """
-    scores_V = logits_V.double()
-    if sampling.logit_bias:
-        ids = torch.tensor(list(sampling.logit_bias), device=logits_V.device)
-        bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float64)
-        scores_V = scores_V.index_add(0, ids, bias.to(logits_V.device))
-    if allowed_V is not None:
-        scores_V = scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
-    if sampling.temperature == 0:
-        return int(scores_V.argmax())
-    if sampling.seed is None:
-        raise ValueError("a sampled request needs a seed; the engine fixes one at submission")
-    probs_V = torch.softmax((scores_V - scores_V.max()) / sampling.temperature, dim=-1)
-    if sampling.top_p < 1:
-        probs_V = _keep_nucleus(probs_V, sampling.top_p)
-    cdf_V = probs_V.cumsum(0)
-    point = uniform(sampling.seed, position) * cdf_V[-1]
-    # right=True: a zero-probability token in front of the point is never chosen.
-    token_id = int(torch.searchsorted(cdf_V, point, right=True))
-    return min(token_id, int(probs_V.nonzero()[-1]))
+    """`choose_rows` of one row."""
+    return choose_rows(logits_V[None], [sampling], [position], [allowed_V])[0]
 
 
-def _keep_nucleus(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
-    sorted_V, order_V = probs_V.sort(descending=True, stable=True)
-    is_dropped_V = sorted_V.cumsum(0) - sorted_V >= top_p
-    return probs_V.index_fill(0, order_V[is_dropped_V], 0.0)
+def _keep_nucleus(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
+    sorted_RV, order_RV = probs_RV.sort(descending=True, stable=True)
+    is_dropped_RV = sorted_RV.cumsum(-1) - sorted_RV >= top_p_R1
+    return torch.zeros_like(probs_RV).scatter_(
+        1, order_RV, sorted_RV.masked_fill(is_dropped_RV, 0.0)
+    )
 
 
 def sample_rows(
@@ -98,14 +125,18 @@ def sample_rows(
     # NaN and +inf both surface in the maximum; the likeliest token is what plain greedy takes.
     peak_B, best_B = logits_BV.max(dim=-1)
     is_sound, best = torch.isfinite(peak_B).tolist(), best_B.tolist()
-    masks = masks or [None] * len(samplings)
-    chosen = []
-    for row, (sampling, position, mask) in enumerate(zip(samplings, positions, masks, strict=True)):
-        is_plain = sampling.temperature == 0 and not sampling.logit_bias and mask is None
-        if is_plain or not is_sound[row]:
-            chosen.append(best[row])
-        else:
-            chosen.append(choose(logits_BV[row], sampling, position, mask))
+    chosen, masks = list(best), masks or [None] * len(samplings)
+    drawn = [
+        row
+        for row, (sampling, mask) in enumerate(zip(samplings, masks, strict=True))
+        if is_sound[row] and (sampling.temperature > 0 or sampling.logit_bias or mask is not None)
+    ]
+    if drawn:
+        own = [(samplings[row], positions[row], masks[row]) for row in drawn]
+        for row, token_id in zip(
+            drawn, choose_rows(logits_BV[drawn], *zip(*own, strict=True)), strict=True
+        ):
+            chosen[row] = token_id
     num_top = max((sampling.top_logprobs for sampling in samplings), default=0)
     tokens = token_logprobs(logprobs_BV, chosen, num_top)
     return [

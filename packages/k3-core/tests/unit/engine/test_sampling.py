@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from k3_core.engine import Sampling
-from k3_core.engine.sampling import choose, raw_logprobs, sample_rows, token_logprobs, uniform
+from k3_core.engine.sampling import (
+    choose,
+    choose_rows,
+    raw_logprobs,
+    sample_rows,
+    token_logprobs,
+    uniform,
+)
 
 PROBS = (0.4, 0.05, 0.3, 0.05, 0.2)
 
@@ -117,3 +124,23 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
 def test_values_out_of_range_are_named(fields: dict, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} is .* must be"):
         Sampling(**fields)
+
+
+def test_rows_together_draw_what_each_draws_alone() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = logits.clone()
+    mask = torch.arange(50) % 3 == 0
+    for seed in range(40):
+        samplings = [
+            Sampling(seed=seed),
+            Sampling(temperature=0, logit_bias={3: 9.0}),
+            Sampling(temperature=0.3, top_p=0.5, seed=seed + 1),
+            Sampling(temperature=2.0, top_p=0.9, seed=seed, logit_bias={1: -2.0}),
+            Sampling(seed=seed + 7),
+            Sampling(temperature=0),
+        ]
+        masks, positions = [None, None, None, mask, mask, mask], range(5, 11)
+        alone = [choose(*one) for one in zip(logits, samplings, positions, masks, strict=True)]
+        assert choose_rows(logits, samplings, positions, masks) == alone
+        assert alone[1] == 3 and all(token % 3 == 0 for token in alone[3:])
+    assert torch.equal(logits, before)
