@@ -219,6 +219,35 @@ def test_a_constraint_holds_at_every_place_of_a_span(model, sampling):
     assert good.finish_reason == "length"
 
 
+class Cycle(Alternating):
+    """The tokens 10 to 14 over and over: text that prompt lookup gets right."""
+
+    def __init__(self, num_taken=0):
+        self.num_taken = num_taken
+
+    is_complete = False
+
+    def allowed_mask(self, vocab_size):
+        return torch.arange(vocab_size) == 10 + self.num_taken % 5
+
+    def advance(self, token_id):
+        assert token_id == 10 + self.num_taken % 5
+        self.num_taken += 1
+
+    def clone(self):
+        return Cycle(self.num_taken)
+
+
+def test_prompt_lookup_takes_a_period_in_few_steps(model):
+    request = Request(PROMPT[:4], replace(GREEDY, max_tokens=48), constraint=Cycle())
+    (wanted,) = SteppedEngine(model, num_pages=300).answer([request])
+    assert wanted.token_ids == tuple(10 + i % 5 for i in range(48))
+    engine = SteppedEngine(model, num_pages=300, draft="ngram")
+    assert_same(engine.answer([request]), [wanted])
+    # One of the prefill, seven until the last three stood before, then 5 a step.
+    assert len(engine.plans) == 1 + 7 + 8 and idle(engine)
+
+
 def test_a_row_that_is_not_finite_ends_its_request_there(model, plain, monkeypatch):
     wanted = plain((PROMPT, PROMPT[:9]), GREEDY)
     engine = SteppedEngine(
