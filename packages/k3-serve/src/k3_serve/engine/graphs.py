@@ -17,6 +17,7 @@ from torch import Tensor
 
 from k3_core.engine.sequence import Sequence
 from k3_core.model.batch import PADDED, SequenceBatch
+from k3_core.ops import OpSet
 from k3_serve.engine.paged import PagedCache
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
@@ -24,10 +25,31 @@ from k3_serve.engine.request import RequestState
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
 
+DECODE_OPS = (
+    "kda_decode",
+    "mla_decode",
+    "rms_norm",
+    "attn_res",
+    "situ_glu",
+    "latent_router",
+    "route_topk",
+    "moe_experts",
+)
+"""What a decode step runs; a graph can hold those that declare the feature `graph_safe`."""
 FEWEST_COLUMNS = 16
 """Page columns of the smallest graphs; each bucket has twice those of the one before."""
 WARMUP = 2
 """Runs before a capture, in which kernels are compiled and workspaces allocated."""
+
+
+def unsafe_ops(ops: OpSet) -> list[str]:
+    """The implementations of a decode step that wait for the host, or do not say otherwise."""
+    chosen = [ops.resolutions[name].chosen for name in DECODE_OPS]
+    return [impl.name for impl in chosen if "graph_safe" not in impl.features]
+
+
+class CaptureError(RuntimeError):
+    """The model's decode step cannot be captured; no row of a sequence was touched."""
 
 
 class _Unbooked(PagedCache):
@@ -102,7 +124,10 @@ class DecodeGraphs:
     def _graph(self, num_rows: int, num_columns: int) -> _Graph:
         key = (num_rows, num_columns)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(num_rows, num_columns)
+            try:
+                self._graphs[key] = self._capture(num_rows, num_columns)
+            except Exception as error:
+                raise CaptureError(f"{type(error).__name__}: {error}") from error
         return self._graphs[key]
 
     @torch.inference_mode()

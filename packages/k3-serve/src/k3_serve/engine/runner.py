@@ -6,6 +6,7 @@ V vocabulary, D width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,13 +19,16 @@ from k3_core.engine.sequence import Sequence as Generation
 from k3_core.model.batch import SequenceBatch
 from k3_core.modules import join
 from k3_serve.cache.arena import Arena, ArenaLayout
-from k3_serve.engine.graphs import DecodeGraphs
+from k3_serve.engine.graphs import CaptureError, DecodeGraphs, unsafe_ops
 from k3_serve.engine.paged import PagedCache, StagedCheckpoints
 from k3_serve.engine.plan import Save, Slice, StepPlan
 from k3_serve.engine.request import RequestState
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
+
+
+logger = logging.getLogger("k3_serve.engine")
 
 
 class RequestFault(Exception):
@@ -68,7 +72,11 @@ class PagedRunner:
         """Allocates the arena and the slots."""
         arena = Arena(self.layout, num_pages, self.model.device)
         self._cache = PagedCache(arena, num_slots, max_length)
-        if self.model.device.type == "cuda":
+        if self.model.device.type != "cuda":
+            return
+        if unsafe := unsafe_ops(self.model.ops):
+            logger.info("decode steps run without CUDA graphs: %s", ", ".join(unsafe))
+        else:
             self._graphs = DecodeGraphs(self.model, self._cache, num_slots)
 
     def close(self) -> None:
@@ -95,7 +103,11 @@ class PagedRunner:
             self._embed(one, sequences[one.request])
         self._copy_in(plan, cache)
         if self._graphs is not None and self._graphs.takes(plan, sequences):
-            return self._replay(plan, cache, self._graphs)
+            try:
+                return self._replay(plan, cache, self._graphs)
+            except CaptureError as error:
+                logger.warning("decode steps run without CUDA graphs from now on: %s", error)
+                self._graphs = None
         staged, extents = self._stage(plan, cache)
         batch = SequenceBatch.from_lengths(
             [one.num_tokens for one in plan.slices],

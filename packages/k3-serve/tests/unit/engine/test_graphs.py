@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from k3_core.engine import Request, Sampling
-from k3_serve.engine.graphs import FEWEST_COLUMNS, DecodeGraphs
+from k3_core.ops import OpSet
+from k3_serve.engine.graphs import FEWEST_COLUMNS, DecodeGraphs, unsafe_ops
 from k3_serve.testing import SteppedEngine, tiny_model
 
 MODEL = tiny_model()
@@ -60,3 +61,17 @@ def test_prefills_and_scored_prompts_run_as_they_are():
     sampling = Sampling(temperature=0.0, max_tokens=1, has_prompt_logprobs=True)
     made.answer([Request((1, 2, 3), sampling)])
     assert not made._runner._graphs._graphs
+
+
+def test_ops_that_wait_for_the_host_are_named():
+    assert "mla_decode.cpu" in unsafe_ops(OpSet.resolve())
+    assert unsafe_ops(MODEL.ops)
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch, caplog):
+    made, plain = engine(), engine(has_graphs=False)
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: 1 / 0)
+    expected = plain.answer(requests((3, 17)))
+    assert [a.token_ids for a in made.answer(requests((3, 17)))] == [a.token_ids for a in expected]
+    assert made._runner._graphs is None
+    assert "without CUDA graphs from now on: ZeroDivisionError" in caplog.text
