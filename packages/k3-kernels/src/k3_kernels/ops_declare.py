@@ -16,6 +16,7 @@ IMPLS = [
     triton_impl("gated_rms_norm", _GRAPH, "one pass, strided inputs"),
     triton_impl("situ_glu", _GRAPH, "one pass, halves of one matrix in place"),
     triton_impl("attn_res", _GRAPH, "every source read once, online softmax over the depth"),
+    triton_impl("depth_read", _GRAPH, "sum, mix and norm in one pass"),
     triton_impl("latent_router", _GRAPH, "one product for both, float32 sums kept for the router"),
     triton_impl("route_topk", _GRAPH, "ties by lowest expert id, NaN never chosen first"),
     triton_impl("moe_experts", _GRAPH | {"mxfp4"}, "grouped products, MXFP4 unpacked in registers"),

@@ -49,6 +49,7 @@ IMPLS = [
     _cpu("rms_norm", "in place when no gradient is needed"),
     _cpu("gated_rms_norm", "in place when no gradient is needed"),
     _cpu("situ_glu", "in place when no gradient is needed"),
+    _cpu("depth_read", "sum, mix and norm, each in its own form"),
     _cpu("moe_experts", "rows sorted by expert, one matmul per expert"),
     _cpu("mla_prefill", "torch scaled_dot_product_attention per sequence"),
     # It reads the lengths on the host, for which a GPU would have to be waited for.

@@ -25,6 +25,7 @@ MODEL_OPS = (
     "mla_prefill",
     "mla_decode",
     "attn_res",
+    "depth_read",
     "latent_router",
     "route_topk",
     "moe_experts",

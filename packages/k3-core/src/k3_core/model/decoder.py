@@ -49,19 +49,30 @@ class DecoderLayer(nn.Module):
     def forward(self, state: DepthState, batch: SequenceBatch, recorder: Recorder) -> None:
         """Read, compute and write both sublayers; `state` is updated."""
         name = f"layers.{self.layer}"
-        h_TD = self.mixer.read_attention(state, self.layer, self._site("self_attention_res"))
-        recorder.add(f"{name}.attn_mix", h_TD)
-        out_TD = self.self_attn(self.input_layernorm(h_TD), batch)
+        x_TD = self._read(state, recorder, is_mlp=False)
+        out_TD = self.self_attn(x_TD, batch)
         recorder.add(f"{name}.attn_out", out_TD)
         self.mixer.write(state, out_TD)
-        h_TD = self.mixer.read_mlp(state, self.layer, self._site("mlp_res"))
-        recorder.add(f"{name}.mlp_mix", h_TD)
-        ffn = getattr(self, self.ffn_name)
-        out_TD, routes = ffn(self.post_attention_layernorm(h_TD), batch)
+        x_TD = self._read(state, recorder, is_mlp=True)
+        out_TD, routes = getattr(self, self.ffn_name)(x_TD, batch)
         recorder.add(f"{name}.mlp_out", out_TD)
         recorder.add_routes(self.layer, routes)
         self.mixer.write(state, out_TD)
-        recorder.add(f"{name}.prefix_sum", state.prefix)
+        if recorder.is_active:
+            recorder.add(f"{name}.prefix_sum", state.prefix)
+
+    def _read(self, state: DepthState, recorder: Recorder, is_mlp: bool) -> Tensor:
+        """The normed input of a sublayer; the mix before the norm only where it is recorded."""
+        site = self._site("mlp_res" if is_mlp else "self_attention_res")
+        norm = self.post_attention_layernorm if is_mlp else self.input_layernorm
+        read_normed = getattr(self.mixer, "read_normed", None)
+        if read_normed is not None and not recorder.is_active:
+            x_TD: Tensor = read_normed(state, self.layer, site, norm, is_mlp)
+            return x_TD
+        read = self.mixer.read_mlp if is_mlp else self.mixer.read_attention
+        h_TD = read(state, self.layer, site)
+        recorder.add(f"layers.{self.layer}.{'mlp' if is_mlp else 'attn'}_mix", h_TD)
+        return norm(h_TD)
 
     def _site(self, name: str) -> Site | None:
         if not self.mixer.has_sites:

@@ -48,6 +48,11 @@ class Recorder:
     def __init__(self, is_active: bool) -> None:
         self.values: dict[str, Tensor] | None = {} if is_active else None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is kept."""
+        return self.values is not None
+
     def add(self, name: str, value: Tensor | None) -> None:
         """Keep a tensor under `name`."""
         if self.values is not None and value is not None:

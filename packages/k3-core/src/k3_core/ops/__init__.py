@@ -21,6 +21,7 @@ OP_NAMES = (
     "rms_norm",
     "gated_rms_norm",
     "attn_res",
+    "depth_read",
     "situ_glu",
     "latent_router",
     "route_topk",

@@ -23,6 +23,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "rms_norm": _BACKWARD,
     "gated_rms_norm": _BACKWARD,
     "attn_res": _BACKWARD,
+    "depth_read": _BACKWARD,
     "situ_glu": _BACKWARD,
     "latent_router": _BACKWARD,
     "route_topk": _BACKWARD,

@@ -7,7 +7,8 @@ uses them. T tokens, D model width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -16,14 +17,40 @@ from k3_core.config import TextConfig
 from k3_core.ops import OpSet
 
 
-@dataclass
 class DepthState:
-    """What has been written so far, for one forward pass."""
+    """What has been written so far, for one forward pass.
 
-    prefix: Tensor | None
-    """Running sum of the current block [T, D]; None right after a block was closed."""
-    sources: list[Tensor] = field(default_factory=list)
-    """Finished sources [T, D], in order of depth."""
+    `sources` are finished [T, D], in order of depth. An output may wait to join the running sum,
+    so that the op that reads the sum next can add it on the way.
+    """
+
+    def __init__(self, prefix: Tensor | None, sources: Sequence[Tensor] = ()) -> None:
+        self.sources = list(sources)
+        self._prefix = prefix
+        self._waiting: Tensor | None = None
+
+    @property
+    def prefix(self) -> Tensor | None:
+        """Running sum of the current block [T, D]; None right after a block was closed."""
+        if self._waiting is not None and self._prefix is not None:
+            self._prefix, self._waiting = self._prefix + self._waiting, None
+        return self._prefix
+
+    @prefix.setter
+    def prefix(self, value: Tensor | None) -> None:
+        self._prefix, self._waiting = value, None
+
+    @property
+    def parts(self) -> tuple[Tensor | None, Tensor | None]:
+        """The running sum and the output that waits to join it, None without one."""
+        return self._prefix, self._waiting
+
+    def add(self, output_TD: Tensor) -> None:
+        """An output joins the running sum, or begins it."""
+        if self.prefix is None:
+            self.prefix = output_TD
+        else:
+            self._waiting = output_TD
 
 
 @dataclass(frozen=True)
@@ -35,7 +62,12 @@ class Site:
 
 
 class DepthMixer(Protocol):
-    """Reads h for a sublayer, writes its output back."""
+    """Reads h for a sublayer, writes its output back.
+
+    A mixer may also have `read_normed(state, layer, site, norm, is_mlp)`: the `norm` (an RMSNorm)
+    of what `read_attention` or `read_mlp` gives, which then takes their place where nobody looks
+    at h itself.
+    """
 
     has_sites: bool
     """Whether the reads are learned, so that layers carry `*_res_norm` and `*_res_proj`."""

@@ -7,6 +7,7 @@ outputs only: neither the embedding (except as the first source) nor a mix is ev
 from torch import Tensor
 
 from k3_core.config import TextConfig
+from k3_core.modules import RMSNorm
 from k3_core.ops import OpSet
 from k3_core.residual.base import DepthState, Site
 
@@ -30,18 +31,45 @@ class BlockAttentionResidual:
         """Mix, then close the block when `layer` begins a new one."""
         assert state.prefix is not None
         h_TD = self._mix(state, site) if state.sources else state.prefix
+        self._close(state, layer)
+        return h_TD
+
+    def _close(self, state: DepthState, layer: int) -> None:
+        """The running sum becomes a source where `layer` begins a block."""
         if layer % self.block_size == 0:
+            assert state.prefix is not None
             state.sources.append(state.prefix)
             state.prefix = None
-        return h_TD
 
     def read_mlp(self, state: DepthState, layer: int, site: Site | None) -> Tensor:
         """Mix of the blocks and the running sum, which holds at least this layer's attention."""
         return self._mix(state, site)
 
+    def read_normed(
+        self, state: DepthState, layer: int, site: Site, norm: RMSNorm, is_mlp: bool
+    ) -> Tensor:
+        """The norm of what `read_attention` or `read_mlp` gives, by one op with the sum."""
+        if not state.sources:
+            return norm(self.read_attention(state, layer, site))
+        prefix, waiting = state.parts
+        assert prefix is not None
+        x_TD, state.prefix = self.ops.depth_read(
+            state.sources,
+            prefix,
+            waiting,
+            site.norm.weight,
+            site.proj.weight,
+            norm.weight,
+            eps=self.eps,
+            out_eps=norm.eps,
+        )
+        if not is_mlp:
+            self._close(state, layer)
+        return x_TD
+
     def write(self, state: DepthState, output_TD: Tensor) -> None:
         """Add to the running block sum."""
-        state.prefix = output_TD if state.prefix is None else state.prefix + output_TD
+        state.add(output_TD)
 
     def read_output(self, state: DepthState, site: Site | None) -> Tensor:
         """Mix before the final norm."""

@@ -21,6 +21,14 @@ def _mix(v: Values, tokens: int, width: int, num_sources: int) -> Call:
     return Call((values, *weights), {"eps": 1e-6})
 
 
+def _read(v: Values, tokens: int, width: int, num_sources: int, has_added: bool) -> Call:
+    values, norm, proj = _mix(v, tokens, width, num_sources).args
+    added = v.act(tokens, width) if has_added else None
+    out_norm = v.act(width, scale=0.2) + 1.0
+    args = (values[:-1], values[-1], added, norm, proj, out_norm)
+    return Call(args, {"eps": 1e-6, "out_eps": 1e-5})
+
+
 def _glu(v: Values, shape: tuple[int, ...], linear_beta: float | None, scale: float) -> Call:
     inputs = v.act(*shape, scale=scale), v.act(*shape, scale=scale)
     return Call(inputs, {"beta": 4.0, "linear_beta": linear_beta})
@@ -35,6 +43,9 @@ CASES = [
     Case("gated_rms_norm", "no-tokens", partial(_norm, tokens=0, heads=2, dim=16)),
     Case("attn_res", "one-source", partial(_mix, tokens=5, width=24, num_sources=1)),
     Case("attn_res", "nine-sources", partial(_mix, tokens=7, width=33, num_sources=9)),
+    Case("depth_read", "sum", partial(_read, tokens=7, width=33, num_sources=9, has_added=True)),
+    Case("depth_read", "one", partial(_read, tokens=5, width=16, num_sources=1, has_added=True)),
+    Case("depth_read", "mix", partial(_read, tokens=3, width=48, num_sources=4, has_added=False)),
     Case("situ_glu", "matrix", partial(_glu, shape=(13, 40), linear_beta=25.0, scale=2.0)),
     Case("situ_glu", "saturated", partial(_glu, shape=(6, 16), linear_beta=25.0, scale=40.0)),
     Case("situ_glu", "up-uncapped", partial(_glu, shape=(2, 3, 7), linear_beta=None, scale=2.0)),

@@ -25,6 +25,15 @@ def row_score(value, query, eps, D: tl.constexpr):
 
 
 @triton.jit
+def normed(row, weight_ptr, d, eps, D: tl.constexpr):
+    """RMSNorm of a row in its dtype, which comes before the weight as released (architecture 3)."""
+    wide = row.to(tl.float32)
+    scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / D + eps)).to(row.dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + d, mask=d < D, other=0.0).to(row.dtype).to(tl.float32)
+    return (scaled * weight).to(row.dtype)
+
+
+@triton.jit
 def source_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
     """Pointer of source `i`, known only at run time, or of each of a tile; the first for others."""
     address = value_ptrs[0].to(tl.int64) + i * 0
@@ -46,13 +55,21 @@ def attn_res_kernel(
     norm_ptr,
     proj_ptr,
     out_ptr,
+    added_ptr,
+    sum_ptr,
+    out_norm_ptr,
     eps,
+    out_eps,
     D: tl.constexpr,
     DPAD: tl.constexpr,
     NUM_SOURCES: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
     """softmax_i(proj . RMSNorm(v_i)) . v_i for one token.
 
+    HAS_ADDED: the last source is its sum with `added`, which is stored; HAS_NORM: out is the norm
+    of the mix. Both are rounded on the way as separate ops would round them.
     The loop is not unrolled: unrolled, ptxas hoists the loads of all sources and spills.
     """
     at = tl.program_id(0).to(tl.int64) * D
@@ -65,6 +82,12 @@ def attn_res_kernel(
     acc = tl.zeros((DPAD,), tl.float32)
     for i in range(NUM_SOURCES):
         value = following.to(tl.float32)
+        if HAS_ADDED:
+            is_last = (d < D) & (i == NUM_SOURCES - 1)
+            value += tl.load(added_ptr + at + d, mask=is_last, other=0.0).to(tl.float32)
+            rounded = value.to(sum_ptr.dtype.element_ty)
+            tl.store(sum_ptr + at + d, rounded, mask=is_last)
+            value = tl.where(is_last, rounded.to(tl.float32), value)
         following = source_row(value_ptrs, i + 1, at, d, D, NUM_SOURCES)
         score = row_score(value, query, eps, D)
         new_top = tl.maximum(top, score)
@@ -73,7 +96,10 @@ def attn_res_kernel(
         acc = acc * old_weight + value * weight
         total = total * old_weight + weight
         top = new_top
-    tl.store(out_ptr + at + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < D)
+    mixed = (acc / total).to(out_ptr.dtype.element_ty)
+    if HAS_NORM:
+        mixed = normed(mixed, out_norm_ptr, d, out_eps, D)
+    tl.store(out_ptr + at + d, mixed, mask=d < D)
 
 
 @triton.jit
@@ -120,12 +146,7 @@ def merge_kernel(
     mix = mix.to(out_ptr.dtype.element_ty)
     if HAS_MIX:
         tl.store(mix_ptr + at + d, mix, mask=mask)
-    mix = mix.to(tl.float32)
-    scaled = mix * tl.rsqrt(tl.sum(mix * mix) / D + out_eps)
-    # The activation dtype comes before the weight, as in the released RMSNorm (architecture 3).
-    scaled = scaled.to(out_ptr.dtype.element_ty).to(tl.float32)
-    scaled *= tl.load(out_norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at + d, scaled.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + at + d, normed(mix, out_norm_ptr, d, out_eps, D), mask=mask)
 
 
 @triton.jit

@@ -28,23 +28,45 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
     if not 1 <= len(values) <= MAX_SOURCES or needs_grad(*values, norm_D, proj_1D):
         return cpu.attn_res(values, norm_D, proj_1D, eps=eps)
     check_values("attn_res", values, norm_D, proj_1D)
-    num_tokens, width = values[0].shape
     out_TD = torch.empty(values[-1].shape, dtype=values[-1].dtype, device=values[-1].device)
+    mix(values, norm_D, proj_1D, out_TD, eps)
+    return out_TD
+
+
+def mix(
+    values: Sequence[Tensor],
+    norm_D: Tensor,
+    proj_1D: Tensor,
+    out_TD: Tensor,
+    eps: float,
+    added_TD: Tensor | None = None,
+    sum_TD: Tensor | None = None,
+    out_norm_D: Tensor | None = None,
+    out_eps: float = 0.0,
+) -> None:
+    """Fills `out`; with `added` the last source is their sum, which is stored in `sum`, and with
+    `out_norm` the mix is normed."""
+    num_tokens, width = out_TD.shape
     if not out_TD.numel():
-        return out_TD
+        return
     attn_res_kernel[(num_tokens,)](
         tuple(aligned(value) for value in values),
         norm_D.contiguous(),
         proj_1D.contiguous(),
         out_TD,
+        out_TD if added_TD is None else aligned(added_TD),
+        out_TD if sum_TD is None else sum_TD,
+        out_TD if out_norm_D is None else out_norm_D.contiguous(),
         eps,
+        out_eps,
         D=width,
         DPAD=triton.next_power_of_2(width),
         NUM_SOURCES=len(values),
+        HAS_ADDED=added_TD is not None,
+        HAS_NORM=out_norm_D is not None,
         num_warps=row_warps(width),
         maxnreg=MAX_REGISTERS,
     )
-    return out_TD
 
 
 def aligned(value_TD: Tensor) -> Tensor:

@@ -99,6 +99,8 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("gated_rms_norm", "decode", partial(_norm, s, tokens=s.rows)),
         Case("attn_res", "prefill", partial(_mix, s, tokens=s.tokens)),
         Case("attn_res", "decode", partial(_mix, s, tokens=s.rows)),
+        Case("depth_read", "prefill", partial(_read, s, tokens=s.tokens)),
+        Case("depth_read", "decode", partial(_read, s, tokens=s.rows)),
         Case("situ_glu", "prefill", partial(_glu, s, rows=s.tokens * s.top_k)),
         Case("situ_glu", "decode", partial(_glu, s, rows=s.rows * s.top_k)),
         Case("latent_router", "prefill", partial(_latent, s, tokens=s.tokens)),
@@ -193,6 +195,13 @@ def _norm(s: Sizes, v: Values, tokens: int) -> Call:
 def _mix(s: Sizes, v: Values, tokens: int) -> Call:
     values = [v.act(tokens, s.width) for _ in range(s.sources)]
     return Call((values, v.act(s.width) + 1.0, v.act(1, s.width, scale=0.1)), {"eps": 1e-6})
+
+
+def _read(s: Sizes, v: Values, tokens: int) -> Call:
+    values, norm, proj = _mix(s, v, tokens).args
+    added, out_norm = v.act(tokens, s.width), v.act(s.width) + 1.0
+    args = (values[:-1], values[-1], added, norm, proj, out_norm)
+    return Call(args, {"eps": 1e-6, "out_eps": 1e-5})
 
 
 def _glu(s: Sizes, v: Values, rows: int) -> Call:

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from k3_core.ops.attn_res.reference import attn_res as mix_reference
+from k3_core.ops.depth_read.reference import depth_read as read_reference
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as norm_reference
 from k3_core.ops.rms_norm.reference import rms_norm as plain_reference
 from k3_core.ops.situ_glu.reference import situ_glu as glu_reference
 from k3_core.testing import relative_error
 from k3_kernels.attn_res.op import attn_res
 from k3_kernels.attn_res.phases import attn_res_blocks, attn_res_merge
+from k3_kernels.depth_read.op import depth_read
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.situ_glu.op import situ_glu
@@ -17,6 +19,32 @@ from k3_kernels.situ_glu.op import situ_glu
 
 def _randn(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-6), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("num_sources, has_added", [(0, True), (3, True), (4, False)])
+def test_depth_read_sums_mixes_and_norms(num_sources, has_added, dtype, limit, device):
+    rows = [_randn(7, 40, device=device, seed=i).to(dtype) * (i + 1) for i in range(6)]
+    sources, prefix, added = rows[:num_sources], rows[-1], rows[-2] if has_added else None
+    weights = [_randn(40, device=device, seed=9).to(dtype) + 1 for _ in range(3)]
+    named = {"eps": 1e-6, "out_eps": 1e-5}
+    x, total = depth_read(sources, prefix, added, weights[0], weights[1][None], weights[2], **named)
+    exact = [s.double() for s in sources], total.double(), None
+    norm, proj, out_norm = (w.double() for w in weights)
+    expected, _ = read_reference(*exact, norm, proj[None], out_norm, **named)
+    assert relative_error(x, expected) < limit
+    if added is None:
+        assert total is prefix
+    else:
+        assert torch.equal(total, prefix + added) and torch.equal(prefix, rows[-1])
+
+
+def test_depth_read_names_what_does_not_fit(device):
+    x, w = _randn(3, 8, device=device), torch.ones(8, device=device)
+    with pytest.raises(ValueError, match="added is"):
+        depth_read([x], x, x[:2], w, w[None], w, eps=1e-6, out_eps=1e-6)
+    with pytest.raises(ValueError, match="out_norm is"):
+        depth_read([x], x, x, w, w[None], w[:4], eps=1e-6, out_eps=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 33, 512])

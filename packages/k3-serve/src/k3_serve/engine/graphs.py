@@ -30,6 +30,7 @@ DECODE_OPS = (
     "mla_decode",
     "rms_norm",
     "attn_res",
+    "depth_read",
     "situ_glu",
     "latent_router",
     "route_topk",

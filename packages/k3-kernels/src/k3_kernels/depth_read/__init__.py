@@ -1,0 +1,1 @@
+"""depth_read: one pass in Triton, or its parts in plain torch."""
