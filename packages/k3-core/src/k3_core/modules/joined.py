@@ -18,7 +18,7 @@ from k3_core.modules.linear import Linear
 
 def project(x_TD: Tensor, groups: Sequence[Sequence[Linear]]) -> list[Tensor]:
     """The outputs of each group of linears side by side, [T, sum of the group's out]."""
-    joined = _joined([linear.weight for group in groups for linear in group])
+    joined = _usable([linear.weight for group in groups for linear in group])
     if joined is None:
         parts = [[linear(x_TD) for linear in group] for group in groups]
         return [own[0] if len(own) == 1 else torch.cat(own, dim=-1) for own in parts]
@@ -28,7 +28,7 @@ def project(x_TD: Tensor, groups: Sequence[Sequence[Linear]]) -> list[Tensor]:
 
 def stack(weights: Sequence[Tensor]) -> Tensor:
     """Weights along their first dimension, which differs; a view where they lie side by side."""
-    joined = _joined(weights)
+    joined = _usable(weights)
     return torch.cat(list(weights)) if joined is None else joined
 
 
@@ -36,13 +36,14 @@ def join(model: nn.Module) -> None:
     """Lay what modules name `parallel_linears` and `parallel_weights` side by side.
 
     Call it where the model stays: a later move to another device parts them again, which costs
-    speed only. Training reads them one by one, joined or not.
+    speed only. Training reads them one by one, joined or not. What lies so already stays where it
+    is: CUDA graphs may have been captured on it.
     """
     for module in model.modules():
         groups = getattr(module, "parallel_linears", ())
         weights = [linear.weight for group in groups for linear in group]
         for parameters in (weights, getattr(module, "parallel_weights", ())):
-            if parameters:
+            if parameters and _joined(parameters) is None:
                 _lay(parameters)
 
 
@@ -54,16 +55,21 @@ def _lay(parameters: Sequence[nn.Parameter]) -> None:
         parameter.data = part
 
 
-def _joined(weights: Sequence[Tensor]) -> Tensor | None:
+def _usable(weights: Sequence[Tensor]) -> Tensor | None:
     """The weights as one, if they lie side by side and no gradient is to reach them."""
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        return None
+    return _joined(weights)
+
+
+def _joined(weights: Sequence[Tensor]) -> Tensor | None:
+    """The weights as one, if they lie side by side."""
     first = weights[0]
     end = first.data_ptr()
     storage = first.untyped_storage().data_ptr()
-    is_training = torch.is_grad_enabled()
     rows = 0
     for weight in weights:
-        is_next = weight.data_ptr() == end and weight.is_contiguous()
-        if not is_next or (is_training and weight.requires_grad):
+        if weight.data_ptr() != end or not weight.is_contiguous():
             return None
         if weight.untyped_storage().data_ptr() != storage or weight.dtype != first.dtype:
             return None

@@ -73,3 +73,11 @@ def test_neighbours_in_other_storages_are_not_taken_for_joined():
     a, b = project(x, ((first,), (second,)))
     torch.testing.assert_close(a, x @ first.weight.T)
     torch.testing.assert_close(b, x @ second.weight.T)
+
+
+def test_what_is_joined_stays_where_it_is():
+    model = tiny_model()
+    join(model)
+    before = [weight.data_ptr() for weight in model.parameters()]
+    join(model)
+    assert [weight.data_ptr() for weight in model.parameters()] == before
