@@ -1,4 +1,4 @@
-"""Scalar functions that several kernels share; all take and return float32 tiles."""
+"""Functions that several kernels share; all but `normed` take and return float32 tiles."""
 
 import triton
 import triton.language as tl
@@ -43,3 +43,12 @@ def situ(gate, up, beta, linear_beta, HAS_CAP: tl.constexpr, IS_FINE: tl.constex
         d *= up_d
     root = tl.rsqrt(d)
     return n * up * root * root
+
+
+@triton.jit
+def normed(row, weight_ptr, d, eps, D: tl.constexpr):
+    """RMSNorm of a row in its dtype, which comes before the weight as released (architecture 3)."""
+    wide = row.to(tl.float32)
+    scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / D + eps)).to(row.dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + d, mask=d < D, other=0.0).to(row.dtype).to(tl.float32)
+    return (scaled * weight).to(row.dtype)

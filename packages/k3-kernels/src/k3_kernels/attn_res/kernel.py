@@ -11,6 +11,8 @@ Legend: T tokens, D model width, S pseudo-queries (sub-layers of a block), n sou
 import triton
 import triton.language as tl
 
+from k3_kernels.tl_math import normed
+
 
 @triton.jit
 def _add_pairs(a, b, c, d):
@@ -22,15 +24,6 @@ def row_score(value, query, eps, D: tl.constexpr):
     """query . RMSNorm(value); both sums in one reduction, for half the barriers."""
     dot, square = tl.reduce((value * query, value * value), 0, _add_pairs)
     return dot * tl.rsqrt(square / D + eps)
-
-
-@triton.jit
-def normed(row, weight_ptr, d, eps, D: tl.constexpr):
-    """RMSNorm of a row in its dtype, which comes before the weight as released (architecture 3)."""
-    wide = row.to(tl.float32)
-    scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / D + eps)).to(row.dtype).to(tl.float32)
-    weight = tl.load(weight_ptr + d, mask=d < D, other=0.0).to(row.dtype).to(tl.float32)
-    return (scaled * weight).to(row.dtype)
 
 
 @triton.jit

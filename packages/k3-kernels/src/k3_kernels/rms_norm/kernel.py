@@ -6,6 +6,8 @@ Legend: D width.
 import triton
 import triton.language as tl
 
+from k3_kernels.tl_math import normed
+
 
 @triton.jit
 def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, x_stride, eps, D: tl.constexpr, DPAD: tl.constexpr):
@@ -13,9 +15,5 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, x_stride, eps, D: tl.constexpr, DP
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, DPAD)
     mask = d < D
-    x = tl.load(x_ptr + row * x_stride + d, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
-    dtype = y_ptr.dtype.element_ty
-    weight = tl.load(weight_ptr + d, mask=mask, other=0.0).to(dtype)
-    # Rounded before the weight, as released.
-    tl.store(y_ptr + row * D + d, (x * scale).to(dtype) * weight, mask=mask)
+    x = tl.load(x_ptr + row * x_stride + d, mask=mask, other=0.0)
+    tl.store(y_ptr + row * D + d, normed(x, weight_ptr, d, eps, D), mask=mask)
