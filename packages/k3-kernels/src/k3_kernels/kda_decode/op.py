@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
-from k3_core.ops.kda_decode.compose import check_records as check_both
+from k3_core.ops.kda_decode.compose import check_both, check_shapes
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.op import check_bound, default_precision
@@ -22,30 +22,6 @@ from k3_kernels.kda_decode.window import conv_kernel
 from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
 from k3_kernels.kda_step.op import check_pool, check_records, kda_step
 from k3_kernels.launch import last_contiguous
-
-
-def _check_conv(
-    x_BWC: Tensor, weight_C1R: Tensor, window_SCR: Tensor, norm_V: Tensor, shape: tuple[int, ...]
-) -> None:
-    num_channels, num_slots, num_v = shape
-    if x_BWC.dim() != 3 or x_BWC.shape[2] != num_channels:
-        raise ValueError(
-            f"kda_decode: x must be [B, W, {num_channels}] (q, k and v of all heads), got "
-            f"{list(x_BWC.shape)}"
-        )
-    if weight_C1R.dim() != 3 or weight_C1R.shape[:2] != (num_channels, 1):
-        raise ValueError(
-            f"kda_decode: the convolution weight must be [{num_channels}, 1, taps], got "
-            f"{list(weight_C1R.shape)}"
-        )
-    window = (num_slots, num_channels, weight_C1R.shape[2] - 1)
-    if tuple(window_SCR.shape) != window or not window_SCR[:1].is_contiguous():
-        raise ValueError(
-            f"kda_decode: the convolution windows must be {list(window)}, each contiguous, got "
-            f"{list(window_SCR.shape)} with strides {window_SCR.stride()}"
-        )
-    if tuple(norm_V.shape) != (num_v,):
-        raise ValueError(f"kda_decode: the norm weight must be [{num_v}], got {norm_V.shape}")
 
 
 def _check_keys(keys_BWHK: Tensor, gate_BWHK: Tensor, x_BWC: Tensor) -> None:
@@ -97,9 +73,16 @@ def kda_decode(
     check_state("kda_decode", "state", state_SHVK, (num_slots, num_heads, num_v, num_k), x_BWC)
     counts = ("num_commit", num_commit_B)
     check_pool("kda_decode", state_SHVK, slots_B, counts, (num_rows, num_tokens))
-    num_channels = num_heads * (2 * num_k + num_v)
-    sizes = (num_channels, num_slots, num_v)
-    _check_conv(x_BWC, conv_weight_C1R, window_SCR, norm_weight_V, sizes)
+    check_shapes(x_BWC, conv_weight_C1R, gate_BWHK, out_gate_BWHV, state_SHVK, window_SCR)
+    if not window_SCR[:1].is_contiguous():
+        raise ValueError(
+            f"kda_decode: convolution windows must be contiguous each, got strides "
+            f"{window_SCR.stride()}"
+        )
+    if tuple(norm_weight_V.shape) != (num_v,):
+        raise ValueError(
+            f"kda_decode: the norm weight must be [{num_v}], got {norm_weight_V.shape}"
+        )
     check_both(keys_BWHK, writes_BWHV)
     if keys_BWHK is not None and writes_BWHV is not None:
         _check_keys(keys_BWHK, gate_BWHK, x_BWC)

@@ -37,8 +37,8 @@ def decode_by(
         keys_BWHK: Tensor | None = None,
         writes_BWHV: Tensor | None = None,
     ) -> Tensor:
-        _check(x_BWC, conv_weight_C1R, gate_BWHK, out_gate_BWHV, window_SCR)
-        check_records(keys_BWHK, writes_BWHV)
+        check_shapes(x_BWC, conv_weight_C1R, gate_BWHK, out_gate_BWHV, state_SHVK, window_SCR)
+        check_both(keys_BWHK, writes_BWHV)
         (num_rows, num_tokens, num_heads, num_k), num_v = gate_BWHK.shape, out_gate_BWHV.shape[-1]
         slots = slots_B.long()
         y_TC, final_BCR = short_conv(
@@ -74,19 +74,21 @@ def decode_by(
     return kda_decode
 
 
-def check_records(keys_BWHK: Tensor | None, writes_BWHV: Tensor | None) -> None:
+def check_both(keys_BWHK: Tensor | None, writes_BWHV: Tensor | None) -> None:
     """Raise ValueError for one of the two tensors of a verify step without the other."""
     if (keys_BWHK is None) != (writes_BWHV is None):
         raise ValueError("kda_decode: a verify step records keys and writes; give both or neither")
 
 
-def _check(
+def check_shapes(
     x_BWC: Tensor,
     conv_weight_C1R: Tensor,
     gate_BWHK: Tensor,
     out_gate_BWHV: Tensor,
+    state_SHVK: Tensor,
     window_SCR: Tensor,
 ) -> None:
+    """Raise ValueError for what does not fit the gate; the decay, states and norm are others'."""
     (*lead, num_heads, num_k), num_v = gate_BWHK.shape, out_gate_BWHV.shape[-1]
     num_channels = num_heads * (2 * num_k + num_v)
     wanted = {
@@ -95,7 +97,7 @@ def _check(
         "the convolution weight": (conv_weight_C1R, (num_channels, 1, conv_weight_C1R.shape[-1])),
         "windows": (
             window_SCR,
-            (window_SCR.shape[0], num_channels, conv_weight_C1R.shape[-1] - 1),
+            (state_SHVK.shape[0], num_channels, conv_weight_C1R.shape[-1] - 1),
         ),
     }
     for name, (x, shape) in wanted.items():
