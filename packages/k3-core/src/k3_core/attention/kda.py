@@ -111,20 +111,19 @@ class KimiDeltaAttention(nn.Module):
         self, qkv_TC: Tensor, batch: SequenceBatch, offsets: tuple[tuple[int, ...], ...] | None
     ) -> tuple[list[Tensor], Tensor | None]:
         """q, k, v after the convolution and SiLU, one call for the three; windows at offsets."""
-        initial_NCJ = None
-        if batch.cache is not None:
-            initial_NCJ = batch.cache.conv_state(self.layer)[batch.slots_N]
+        cached = None if batch.cache is None else batch.cache.conv_state(self.layer)
+        initial_NCJ = None if cached is None else cached[batch.slots_N]
         y_TC, final_NCJ = self.ops.short_conv(
             qkv_TC,
             stack(self.parallel_weights),
             cu_seqlens_N1=batch.cu_seqlens_N1,
             seqlens=batch.seqlens,
             initial_state_NCW=initial_NCJ,
-            output_final_state=initial_NCJ is not None,
+            output_final_state=cached is not None,
         )
         windows_ECJ = None
-        if batch.cache is not None and initial_NCJ is not None:
-            batch.cache.conv_state(self.layer)[batch.slots_N] = final_NCJ.to(initial_NCJ.dtype)
+        if cached is not None and initial_NCJ is not None:
+            cached[batch.slots_N] = final_NCJ.to(cached.dtype)
             if offsets is not None:
                 windows_ECJ = _windows(qkv_TC, initial_NCJ, batch.seqlens, offsets)
         return [self._heads(part) for part in y_TC.chunk(3, dim=-1)], windows_ECJ
@@ -137,8 +136,8 @@ class KimiDeltaAttention(nn.Module):
         qkv, windows_ECJ = self._convolved(qkv_TC, part, offsets)
         cached = None if part.cache is None else part.cache.kda_state(self.layer)
         states_EHVK = None
-        if offsets is not None and cached is not None:
-            states_EHVK = cached.new_empty(sum(map(len, offsets)), *cached.shape[1:])
+        if cached is not None and windows_ECJ is not None:
+            states_EHVK = cached.new_empty(len(windows_ECJ), *cached.shape[1:])
         o_THV, final_NHVK = self.ops.kda_chunk(
             *qkv,
             decay_THK,

@@ -92,16 +92,6 @@ def choose_rows(
     return torch.where(temperature_R1[:, 0] > 0, drawn_R, best_R).tolist()
 
 
-def choose(
-    logits_V: torch.Tensor,
-    sampling: Sampling,
-    position: int,
-    allowed_V: torch.Tensor | None = None,
-) -> int:
-    """`choose_rows` of one row."""
-    return choose_rows(logits_V[None], [sampling], [position], [allowed_V])[0]
-
-
 def _keep_nucleus(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     sorted_RV, order_RV = probs_RV.sort(descending=True, stable=True)
     is_dropped_RV = sorted_RV.cumsum(-1) - sorted_RV >= top_p_R1

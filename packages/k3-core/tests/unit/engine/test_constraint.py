@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from k3_core.engine import Request, Sampling, SimpleEngine, Suspended
-from k3_core.engine.sampling import choose, sample_rows
+from k3_core.engine.sampling import choose_rows, sample_rows
 
 
 @dataclass
@@ -70,6 +70,6 @@ def test_a_mask_acts_after_the_bias_and_leaves_logprobs_raw():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     mask = torch.tensor([False, True, True, True])
     biased = Sampling(temperature=0, logit_bias={0: 100.0})
-    assert choose(logits[0], biased, 0, mask) == 1
+    assert choose_rows(logits, [biased], [0], [mask]) == [1]
     (token,) = sample_rows(logits, [biased], [0], [mask])
     assert token.logprob == pytest.approx(float(logits.log_softmax(-1)[0, 1]))

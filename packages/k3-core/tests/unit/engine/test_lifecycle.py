@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k3_core.engine import Request, Sampling, SimpleEngine
-from k3_core.engine.sampling import choose
+from k3_core.engine.sampling import choose_rows
 
 PREFIX = (3, 1, 4, 1, 5, 9)
 # (tokens shared with the others, own last token, tokens wanted, what is done to it, after tokens)
@@ -31,7 +31,7 @@ REQUESTS = st.lists(
 def straight(model, prompt, sampling):  # type: ignore[no-untyped-def]
     ids = list(prompt)
     for _ in range(sampling.max_tokens):
-        ids.append(choose(model.row(ids), sampling, len(ids)))
+        ids += choose_rows(model.row(ids)[None], [sampling], [len(ids)], [None])
     return ids[len(prompt) :]
 
 

@@ -7,7 +7,6 @@ import torch
 
 from k3_core.engine import Sampling
 from k3_core.engine.sampling import (
-    choose,
     choose_rows,
     raw_logprobs,
     sample_rows,
@@ -16,6 +15,11 @@ from k3_core.engine.sampling import (
 )
 
 PROBS = (0.4, 0.05, 0.3, 0.05, 0.2)
+
+
+def choose(logits, sampling, position, mask=None) -> int:
+    """One row."""
+    return choose_rows(logits[None], [sampling], [position], [mask])[0]
 
 
 def frequencies(sampling: dict, logits: torch.Tensor, num_draws: int = 4000) -> list[float]:

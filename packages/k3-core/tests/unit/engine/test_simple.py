@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from k3_core.engine import Completion, Images, Request, Sampling, SimpleEngine, Suspended
-from k3_core.engine.sampling import choose
+from k3_core.engine.sampling import choose_rows
 
 GREEDY = Sampling(max_tokens=6, temperature=0)
 
@@ -17,7 +17,7 @@ def straight(model, prompt: list[int], sampling: Sampling, num_tokens: int) -> l
     """The tokens that generation without an engine, a cache or a batch gives."""
     ids = list(prompt)
     for _ in range(num_tokens):
-        ids.append(choose(model.row(ids), sampling, len(ids)))
+        ids += choose_rows(model.row(ids)[None], [sampling], [len(ids)], [None])
     return ids[len(prompt) :]
 
 
