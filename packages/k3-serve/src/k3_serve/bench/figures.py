@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from k3_core.cli.table import print_table
+from k3_core.plugins.filters import installed_version
 from k3_serve.bench.client import Record
 
 PACKAGES = ("k3-core", "k3-kernels", "k3-serve", "torch", "httpx", "uvicorn", "fastapi")
@@ -132,7 +132,7 @@ class Report:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": ["k3", *sys.argv[1:]],
             "machine": machine(),
-            "versions": {name: _version(name) for name in PACKAGES},
+            "versions": {name: installed_version(name) for name in PACKAGES},
             **asdict(self),
         }
         path.write_text(json.dumps(what, indent=2) + "\n", encoding="utf-8")
@@ -164,10 +164,3 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
