@@ -177,9 +177,17 @@ def glu_case(is_full: bool, device: str, dtype: torch.dtype) -> Case:
     )
 
 
-def latent_case(is_full: bool, device: str, dtype: torch.dtype, *, tokens: int) -> Case:
-    """Down-projection and router; copies of the weights for few tokens, so that they are read."""
-    width, latent, experts = (7168, 3584, 896) if is_full else (64, 32, 24)
+def latent_case(
+    is_full: bool,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    tokens: int,
+    full: tuple[int, int, int] = (7168, 3584, 896),
+) -> Case:
+    """Down-projection and router, `full` is (D, L, E); copies of the weights for few tokens, so
+    that they are read."""
+    width, latent, experts = full if is_full else (64, 32, 24)
     tokens = tokens if is_full else 5
     like = {"device": device, "dtype": dtype}
     x = randn(tokens, width, **like)
@@ -267,7 +275,7 @@ def experts_case(
     def up() -> Tensor:
         tile = experts_op.choose_tile(rows, stacks[0])
         plan = plans.setdefault(tile.rows, make_plan(idx, experts, tile.rows))
-        return experts_op.up_project(x, plan, 1, *stacks[:2], SITU, tile, is_packed)
+        return experts_op.up_project(x, plan, 1, *stacks[:2], SITU, is_packed)
 
     plans: dict = {}
     hit = min(rows, experts)
@@ -326,9 +334,18 @@ def prefill_case(
     )
 
 
-def decode_case(is_full: bool, device: str, dtype: torch.dtype, *, rows: int, context: int) -> Case:
-    """Pages of 64 tokens in random order, every row at full length."""
-    heads, dims, page = (96, (512, 64), 64) if is_full else (3, (32, 16), 4)
+def decode_case(
+    is_full: bool,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    context: int,
+    full: tuple[int, int, int] = (96, 512, 64),
+) -> Case:
+    """Pages of 64 tokens in random order, every row at full length; `full` is (H, C, R)."""
+    heads, *dims = full if is_full else (3, 32, 16)
+    page = 64 if is_full else 4
     rows, context = (rows, context) if is_full else (2, 10)
     per_row = -(-context // page)
     like = {"device": device, "dtype": dtype}

@@ -47,8 +47,14 @@ _Expert = experts_op.Tile
 
 
 def expert_choices(tiles: list[_Expert]) -> tuple[Callable[[], str], ...]:
-    """One tile for every average and both kinds of weights."""
-    return choices(experts_op, "TILES", [((float("inf"), tile, tile),) for tile in tiles])
+    """One tile for every average, every width and both kinds of weights."""
+    return tuple(partial(only_tile, tile) for tile in tiles)
+
+
+def only_tile(tile: experts_op.Tile) -> str:
+    """Have every call of moe_experts take this tile."""
+    experts_op.TILES, experts_op.NARROW = ((float("inf"), tile, tile),), 0
+    return str(tile)
 
 
 SMALL_PACKED = expert_choices(
@@ -82,6 +88,8 @@ LARGE = expert_choices(
 
 MINI = (480, 192, 256)
 """Experts of k3-mini, of which a decode step of 64 sequences reads most, for one row each."""
+ROUTER, MLA = (512, 256, 480), (8, 128, 64)
+"""Its router and its attention."""
 SMALL_PLAIN = expert_choices(
     [
         _Expert(16, 64, 128, 4, 4),
@@ -89,10 +97,11 @@ SMALL_PLAIN = expert_choices(
         _Expert(16, 64, 128, 4, 2),
         _Expert(16, 64, 64, 4, 4),
         _Expert(16, 64, 64, 4, 3),
+        _Expert(16, 64, 64, 4, 2),
         _Expert(16, 64, 256, 4, 2),
         _Expert(16, 128, 64, 4, 3),
-        _Expert(16, 128, 128, 4, 2),
-        _Expert(16, 64, 64, 8, 3),
+        _Expert(16, 128, 64, 8, 3),
+        _Expert(16, 64, 32, 4, 4),
     ]
 )
 
@@ -106,6 +115,20 @@ def _never(*tensors: object) -> bool:
 PREFILL = choices(prefill_op, "uses_gluon", [_never, prefill_op.uses_gluon])
 DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
     decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
+)
+
+
+def both(tile: decode_op.Tile, programs: int) -> str:
+    """A tile of 16-bit values and the programs that pieces are cut for."""
+    decode_op.TILE_FEW_HEADS, decode_op.PROGRAMS_PER_PROCESSOR = tile, programs
+    return f"{tile} {programs}"
+
+
+_Heads = decode_op.Tile
+DECODE_MINI = tuple(
+    partial(both, _Heads(16, tokens, warps, stages), programs)
+    for programs in (2, 4, 8)
+    for tokens, warps, stages in ((64, 8, 2), (64, 4, 2), (64, 4, 3), (32, 4, 3), (128, 8, 2))
 )
 CONV = choices(
     conv_op,
@@ -145,6 +168,18 @@ def latent_choices(tiles: list[_Latent]) -> tuple[Callable[[], str], ...]:
     return choices(latent_op, "TILES", [((float("inf"), tile),) for tile in tiles])
 
 
+LATENT_MINI = latent_choices(
+    [
+        _Latent(64, 128, 64, 4, 4, 4),
+        _Latent(64, 128, 64, 1, 4, 4),
+        _Latent(64, 64, 64, 1, 4, 4),
+        _Latent(64, 64, 128, 1, 4, 3),
+        _Latent(32, 64, 64, 1, 4, 4),
+        _Latent(32, 64, 128, 1, 4, 3),
+        _Latent(16, 64, 128, 1, 4, 4),
+        _Latent(16, 64, 64, 2, 4, 4),
+    ]
+)
 LATENT_MANY = latent_choices(
     [
         _Latent(256, 128, 64, 1, 8, 4),
@@ -170,9 +205,9 @@ LATENT_FEW = latent_choices(
 )
 
 
-def latent(tokens: int) -> Callable[..., cases.Case]:
+def latent(tokens: int, **named: tuple) -> Callable[..., cases.Case]:
     """Down-projection and router of some tokens."""
-    return partial(cases.latent_case, tokens=tokens)
+    return partial(cases.latent_case, tokens=tokens, **named)
 
 
 def experts(
@@ -188,9 +223,9 @@ def prefill(tokens: int, heads: int) -> Callable[..., cases.Case]:
     return partial(cases.prefill_case, tokens=tokens, heads=heads)
 
 
-def decode(rows: int, context: int) -> Callable[..., cases.Case]:
+def decode(rows: int, context: int, **named: tuple) -> Callable[..., cases.Case]:
     """A paged decode case."""
-    return partial(cases.decode_case, rows=rows, context=context)
+    return partial(cases.decode_case, rows=rows, context=context, **named)
 
 
 ROWS = (
@@ -206,6 +241,7 @@ ROWS = (
     Row("latent_router T=8192", latent(8192), None, None, LATENT_MANY),
     Row("latent_router T=64", latent(64), None, None, LATENT_FEW),
     Row("latent_router T=1", latent(1)),
+    Row("latent_router of k3-mini T=64", latent(64, full=ROUTER), None, None, LATENT_MINI),
     Row("route_topk 896 top-16", cases.route_case, None, 30),
     Row("experts up 128 rows MXFP4", experts(128, True, False), 1710, 500, SMALL_PACKED),
     Row("experts up 128 rows bf16", experts(128, False, False), 1710, None),
@@ -219,5 +255,7 @@ ROWS = (
     Row("mla_decode B=64 32K", decode(64, 32768), None, 810, DECODE),
     Row("mla_decode B=8 32K", decode(8, 32768), None, None, DECODE),
     Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
+    Row("mla_decode of k3-mini B=64 1K", decode(64, 1088, full=MLA), None, None, DECODE_MINI),
+    Row("mla_decode of k3-mini B=64 32K", decode(64, 32768, full=MLA), None, None, DECODE_MINI),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
 )

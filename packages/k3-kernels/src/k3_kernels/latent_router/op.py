@@ -42,6 +42,9 @@ TILES = (
     (1024, Tile(128, 128, 64, 1, 8, 4)),
     (float("inf"), Tile(256, 128, 64, 1, 8, 4)),
 )
+NARROW = 1024
+"""Width up to which few tokens are not worth a second launch that adds up splits."""
+TILE_NARROW = Tile(16, 64, 128, 1, 4, 4)
 TILE_FLOAT32 = Tile(64, 64, 32, 1, 8, 2)
 
 
@@ -91,6 +94,8 @@ def choose_tile(x_TD: Tensor) -> Tile:
     """The tile for these tokens, from `TILES`."""
     if x_TD.dtype == torch.float32:
         return TILE_FLOAT32
+    if x_TD.shape[1] <= NARROW and len(x_TD) <= 64:
+        return TILE_NARROW
     return next(tile for most, tile in TILES if len(x_TD) <= most)
 
 

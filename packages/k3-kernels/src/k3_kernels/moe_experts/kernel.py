@@ -133,6 +133,8 @@ def grouped_kernel(
     out_ptr,
     beta,
     linear_beta,
+    num_rows,
+    num_inputs,
     NUM_ROUTES: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -152,6 +154,9 @@ def grouped_kernel(
     IS_GATHER: x is [T, K] and a row reads token order[row] // k, out is [R, N] in sorted order;
     else x is [R, K] in sorted order and out is written at order[row], the route. IS_SPLIT: outputs
     in four parts, N being a multiple of 8.
+
+    num_inputs is K, as a number that the compiler does not know: ptxas (of Triton 3.6) unrolls a
+    loop of four steps whole and then gets two asynchronous products in three stages wrong.
     """
     num_blocks: tl.constexpr = (N + BN - 1) // BN
     pid = tl.program_id(0)
@@ -163,7 +168,8 @@ def grouped_kernel(
         return
     row = tl.load(tile_row_ptr + tile) + tl.arange(0, BM)
     is_row = (row < tl.load(starts_ptr + expert + 1))[None, :]
-    route = tl.load(order_ptr + row[None, :], mask=is_row, other=0).to(tl.int64)
+    # Not masked by the expert's end, whose load it would wait for; a row past it is not used.
+    route = tl.load(order_ptr + row[None, :], mask=row[None, :] < num_rows, other=0).to(tl.int64)
     row = row[None, :].to(tl.int64)
     j = tl.arange(0, BN)
     if IS_SPLIT:
@@ -182,7 +188,7 @@ def grouped_kernel(
     if IS_MX:
         w_row, w_scale = w_ptr + w_at * (K // 8), w_scale_ptr + w_at * (K // 32)
         up_row, up_scale = up_ptr + w_at * (K // 8), up_scale_ptr + w_at * (K // 32)
-        for start in range(0, K // 8, BK):
+        for start in range(0, num_inputs // 8, BK):
             acc = mx_product(
                 acc, w_row, w_scale, is_out, x_row, is_row, start, K, BK, BN, PRECISION
             )
@@ -192,7 +198,7 @@ def grouped_kernel(
                 )
     else:
         w_row, up_row = w_ptr + w_at * K, up_ptr + w_at * K
-        for start in range(0, K, BK):
+        for start in range(0, num_inputs, BK):
             acc = plain_product(acc, w_row, is_out, x_row, is_row, start, K, BK, PRECISION)
             if IS_GLU:
                 up = plain_product(up, up_row, is_out, x_row, is_row, start, K, BK, PRECISION)

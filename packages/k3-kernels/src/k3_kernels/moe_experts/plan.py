@@ -23,14 +23,15 @@ GROUP = 8
 class Plan:
     """order: route of each sorted row [R]. starts: first row of each expert [E + 1].
 
-    tile_expert, tile_row: expert (-1: no tile) and first row of each tile, their number the
-    bound that R and E give, rounded up to `GROUP`. All int32.
+    tile_expert, tile_row: expert (-1: no tile) and first row of each tile of `block_rows`, their
+    number the bound that R and E give, rounded up to `GROUP`. All int32.
     """
 
     order: Tensor
     starts: Tensor
     tile_expert: Tensor
     tile_row: Tensor
+    block_rows: int
 
 
 @triton.jit
@@ -101,7 +102,8 @@ def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
         order = positions.to(torch.int32)
         edges = torch.arange(num_experts + 1, device=device)
         starts = torch.searchsorted(sorted_ids, edges).to(torch.int32)
-    plan = Plan(order, starts, torch.empty(num_tiles, **like), torch.empty(num_tiles, **like))
+    tiles = torch.empty(num_tiles, **like), torch.empty(num_tiles, **like)
+    plan = Plan(order, starts, *tiles, block_rows)
     plan_tiles_kernel[(1,)](
         starts,
         plan.tile_expert,

@@ -11,7 +11,8 @@ from k3_core.testing import relative_error
 from k3_core.testing.cases import flatten, op_cases
 from k3_core.testing.values import Values
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
-from k3_kernels.moe_experts.op import moe_experts
+from k3_kernels.moe_experts import op
+from k3_kernels.moe_experts.op import TILE_NARROW, TILES, moe_experts
 from k3_kernels.ops_declare import IMPLS
 from k3_kernels.situ_glu.op import situ_glu
 
@@ -73,3 +74,22 @@ def test_experts_at_released_widths(tokens, is_packed):
     got = moe_experts(x, idx, weight, *stacks, activation=activation)
     expected = experts_reference(x.float(), idx, weight, *stacks, activation=activation)
     assert relative_error(got, expected) < 1e-2
+
+
+@pytest.mark.parametrize("width", [128, 256, 512, 1024])
+@pytest.mark.parametrize("tile", sorted({tile for _, tile, _ in TILES} | {TILE_NARROW}))
+def test_experts_of_few_steps(tile, width, monkeypatch):
+    # ptxas of Triton 3.6 unrolled a loop of four known steps, and the up-projection was wrong then.
+    monkeypatch.setattr(op, "TILES", ((float("inf"), tile, tile),))
+    monkeypatch.setattr(op, "NARROW", 0)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    like = {"device": "cuda", "generator": generator}
+    shapes = ((6, 64, width), (6, 64, width), (6, width, 64))
+    stacks = [(torch.randn(*s, **like) * s[-1] ** -0.5).to(torch.bfloat16) for s in shapes]
+    x = torch.randn(40, width, **like).to(torch.bfloat16)
+    idx = torch.rand(40, 6, **like).argsort(1)[:, :2]
+    weight = torch.rand(40, 2, **like)
+    activation = partial(situ_glu, beta=4.0, linear_beta=25.0)
+    got = moe_experts(x, idx, weight, *stacks, activation=activation)
+    exact = (x.float(), idx, weight, *(w.float() for w in stacks))
+    assert relative_error(got, experts_reference(*exact, activation=activation)) < 1e-2
