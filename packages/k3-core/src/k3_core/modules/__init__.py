@@ -1,7 +1,8 @@
-"""The parameterised layers that everything is made of, and several linears as one product."""
+"""The parameterised layers, several linears as one product, and two parts of a layer at once."""
 
+from k3_core.modules.beside import beside
 from k3_core.modules.joined import join, project, stack
 from k3_core.modules.linear import Linear
 from k3_core.modules.norm import RMSNorm
 
-__all__ = ["Linear", "RMSNorm", "join", "project", "stack"]
+__all__ = ["Linear", "RMSNorm", "beside", "join", "project", "stack"]

@@ -25,6 +25,12 @@ class Linear(nn.Module):
         """[..., in] -> [..., out]."""
         return F.linear(x, self.weight)
 
+    def add_to(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """y + forward(x), [T, out]; without gradients the sum is made in `y`, in the product."""
+        if torch.is_grad_enabled() or not y_TO.dtype == x_TI.dtype == self.weight.dtype:
+            return y_TO + self(x_TI)
+        return y_TO.addmm_(x_TI, self.weight.t())
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"{self.weight.shape[1]} -> {self.weight.shape[0]}"

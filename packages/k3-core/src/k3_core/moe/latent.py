@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm
+from k3_core.modules import Linear, RMSNorm, beside
 from k3_core.moe.base import glu
 from k3_core.moe.dense import GatedMLP
 from k3_core.moe.experts import ExpertBank
@@ -53,6 +53,7 @@ class LatentMoE(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> tuple[Tensor, Routes]:
         """[T, D] -> [T, D] and the routes taken."""
+        shared = beside(lambda: self.shared_experts(x_TD), x_TD.device)
         z_TL, logits_TE = self._latent_and_logits(x_TD)
         routes = self.gate(logits_TE, batch.routes.get(self.layer))
         u_TL = self.ops.moe_experts(
@@ -62,11 +63,11 @@ class LatentMoE(nn.Module):
             *(self.experts.stack(name) for name in ("w1", "w3", "w2")),
             activation=glu(self.config, self.ops),
         )
-        if self.has_latent:
-            if self.config.latent_moe_use_norm:
-                u_TL = self.routed_expert_norm(u_TL)
-            u_TL = self.routed_expert_up_proj(u_TL)
-        return u_TL + self.shared_experts(x_TD), routes
+        if not self.has_latent:
+            return u_TL + shared(), routes
+        if self.config.latent_moe_use_norm:
+            u_TL = self.routed_expert_norm(u_TL)
+        return self.routed_expert_up_proj.add_to(shared(), u_TL), routes
 
     def _latent_and_logits(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         if not self.has_latent:
