@@ -12,7 +12,10 @@ one request of so many tokens, from its submission to its first token.
 """
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +26,7 @@ import torch
 
 from k3_core.config import K3Config
 from k3_core.engine import Request, Sampling
+from k3_core.engine.sequence import Sequence
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.moe.experts import ExpertBank
 from k3_core.moe.router import Router
@@ -45,6 +49,9 @@ class BenchEngine(SteppedEngine):
     def _finish_step(self, plan: StepPlan, logits: StepLogits) -> None:
         self.plans = [plan]
         ContinuousEngine._finish_step(self, plan, logits)
+
+    def _draw(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
+        ContinuousEngine._draw(self, sequences, logits_BV)
 
 
 def build(name: str, max_length: int) -> K3ForConditionalGeneration:
@@ -108,12 +115,24 @@ def kernels(run: Any) -> tuple[int, str]:
     return len(events), "\n".join(f"{sum(t):9.1f} us {len(t):5d} x  {n}" for n, t in lines)
 
 
+def host_functions(run: Any, count: int) -> str:
+    """The Python functions that take most of `count` runs, in their own time."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(count):
+        run()
+    profile.disable()
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(25)
+    return text.getvalue()
+
+
 def decode_row(
     model: K3ForConditionalGeneration, rows: int, rate: float, is_profiled: bool
 ) -> dict:
     """Times of a step of so many sequences."""
     engine = BenchEngine(
-        model, max_batch=rows, max_length=4 * CONTEXT, cache_bytes=8 << 30, token_budget=8192
+        model, max_batch=rows, max_length=2 * CONTEXT, cache_bytes=8 << 30, token_budget=8192
     )
     vocabulary = model.config.text.vocab_size - 256
     for number in range(rows):
@@ -131,6 +150,8 @@ def decode_row(
         engine.step()
     torch.cuda.synchronize()
     step_us = (time.perf_counter() - begin) / count * 1e6
+    if is_profiled:
+        print(host_functions(engine.step, 20), flush=True)
     engine._runner._graphs = None
     hit = experts_hit(model, engine.step)
     num_kernels, table = kernels(engine.step)
