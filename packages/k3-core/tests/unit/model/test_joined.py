@@ -81,3 +81,19 @@ def test_what_is_joined_stays_where_it_is():
     before = [weight.data_ptr() for weight in model.parameters()]
     join(model)
     assert [weight.data_ptr() for weight in model.parameters()] == before
+
+
+def test_add_to_sums_in_place_without_gradients_only():
+    generator = torch.Generator().manual_seed(0)
+    linear = Linear(5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.normal_(generator=generator)
+    x, y = (torch.randn(4, n, generator=generator, dtype=torch.float64) for n in (5, 3))
+    expected, before = y + linear(x), y.clone()
+    linear.add_to(y, x).sum().backward()
+    assert linear.weight.grad is not None and torch.equal(y, before)
+    with torch.no_grad():
+        given = y.clone()
+        assert linear.add_to(given, x).data_ptr() == given.data_ptr()
+        torch.testing.assert_close(given, expected)
+        torch.testing.assert_close(linear.add_to(y.float(), x), expected)
