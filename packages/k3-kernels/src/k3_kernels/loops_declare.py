@@ -24,4 +24,5 @@ def _loops(op: str, summary: str) -> Impl:
 
 IMPLS = [
     _loops("rms_norm", "one loop for a few tokens"),
+    _loops("situ_glu", "one loop for a few values"),
 ]
