@@ -25,5 +25,6 @@ def _loops(op: str, summary: str) -> Impl:
 IMPLS = [
     _loops("rms_norm", "one loop for a few tokens"),
     _loops("situ_glu", "one loop for a few values"),
+    _loops("route_topk", "scores, choice and weights of a few tokens in one call"),
     _loops("moe_experts", "plain experts of a few rows in one call"),
 ]
