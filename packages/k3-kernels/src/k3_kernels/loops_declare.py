@@ -27,4 +27,5 @@ IMPLS = [
     _loops("situ_glu", "one loop for a few values"),
     _loops("route_topk", "scores, choice and weights of a few tokens in one call"),
     _loops("moe_experts", "plain experts of a few rows in one call"),
+    _loops("mla_decode", "attention of a few rows in one call"),
 ]
