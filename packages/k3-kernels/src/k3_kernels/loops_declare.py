@@ -25,6 +25,7 @@ def _loops(op: str, summary: str) -> Impl:
 IMPLS = [
     _loops("rms_norm", "one loop for a few tokens"),
     _loops("situ_glu", "one loop for a few values"),
+    _loops("latent_router", "both products of a few tokens in one call"),
     _loops("route_topk", "scores, choice and weights of a few tokens in one call"),
     _loops("moe_experts", "plain experts of a few rows in one call"),
     _loops("mla_decode", "attention of a few rows in one call"),
