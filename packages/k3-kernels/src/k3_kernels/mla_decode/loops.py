@@ -40,8 +40,9 @@ def mla_decode(
         and q_rope_BHR.shape == (num_rows, num_heads, width - num_latent)
         and page_table_BM.shape == (num_rows, num_columns)
         and lengths_B.shape == (num_rows,)
-        and page_table_BM.dtype is torch.int64
-        and lengths_B.dtype is torch.int64
+        and page_table_BM.dtype is lengths_B.dtype is torch.int64
+        and page_table_BM.is_cpu
+        and lengths_B.is_cpu
         and takes(q_latent_BHC, q_rope_BHR, pages_PLX)
     )
     page_stride, token_stride, value_stride = pages_PLX.stride()

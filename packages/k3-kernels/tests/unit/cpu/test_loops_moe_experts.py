@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from k3_core.ops.moe_experts.reference import moe_experts as reference
 from k3_core.ops.situ_glu.reference import situ_glu
+from k3_core.quant import MXTensor
 from k3_core.testing import relative_error
 from k3_kernels.moe_experts import loops
 
@@ -74,6 +75,42 @@ def test_nan_stays_in_its_row(only_loops):
     assert torch.equal(got[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
 
 
+def make_packed(tokens, dtype=torch.float32):
+    """Random bytes; scales from 2^-127 on, most of them near 1."""
+    generator = torch.Generator().manual_seed(0)
+
+    def packed(*shape):
+        codes = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), generator=generator)
+        scale = torch.randint(120, 128, (*shape[:-1], shape[-1] // 32), generator=generator)
+        scale[0, 0] = 0
+        return MXTensor(codes.to(torch.uint8), scale.to(torch.uint8))
+
+    x, idx, weight, *_ = make(tokens, dtype=dtype)
+    stacks = packed(E, 96, 64), packed(E, 96, 64), packed(E, 40, 96)
+    return torch.cat((x, x), dim=-1)[:, :64], idx, weight, *stacks
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_packed_experts(tokens, dtype, tolerance, only_loops):
+    x, idx, weight, *stacks = make_packed(tokens, dtype)
+    got = loops.moe_experts(x, idx, weight, *stacks, activation=SITU)
+    exact = [stack.dequantize(torch.float64) for stack in stacks]
+    expected = reference(x.double(), idx, weight.double(), *exact, activation=SITU)
+    assert got.shape == (tokens, 40)
+    assert relative_error(got, expected) < tolerance
+    decoded = [stack.dequantize(dtype) for stack in stacks]
+    assert torch.equal(got, loops.moe_experts(x, idx, weight, *decoded, activation=SITU))
+
+
+def test_a_scale_that_is_nan_reaches_only_its_expert(only_loops):
+    x, idx, weight, *stacks = make_packed(8)
+    stacks[1].scale[3, 5, 1] = 255
+    got = loops.moe_experts(x, idx, weight, *stacks, activation=SITU)
+    assert torch.equal(got.isnan().all(-1), (idx == 3).any(-1))
+    assert torch.equal(got.isnan().any(-1), (idx == 3).any(-1))
+
+
 @pytest.mark.parametrize("bad", [-1, E, 2**40])
 def test_an_expert_that_does_not_exist_is_an_error(bad):
     x, idx, weight, *stacks = make(2)
@@ -105,6 +142,7 @@ def test_what_is_left_to_torch(monkeypatch):
     assert is_left(idx=idx.int())
     assert is_left(stacks=[w.mT.contiguous().mT for w in stacks])
     assert is_left(stacks=[w.double() for w in stacks])
+    assert is_left(stacks=[*stacks[:2], make_packed(2)[-1]])
     assert is_left(stacks=[w.requires_grad_() for w in stacks])
     monkeypatch.setattr(loops, "MAX_PRODUCTS", idx.numel() * D * WIDTH)
     with torch.no_grad():
