@@ -5,14 +5,15 @@ from collections.abc import Iterable
 from k3_core.cli.lazy import CommandRegistry
 from k3_core.plugins import Impl, hookimpl
 from k3_kernels.kda_declare import IMPLS as KDA_IMPLS
+from k3_kernels.loops_declare import IMPLS as LOOPS_IMPLS
 from k3_kernels.ops_declare import IMPLS as OPS_IMPLS
 from k3_kernels.torch_declare import IMPLS as TORCH_IMPLS
 
 
 @hookimpl
 def k3_register_kernel() -> Iterable[Impl]:
-    """Plain torch for any device; Triton for CUDA devices, used only where it is named."""
-    return [*TORCH_IMPLS, *KDA_IMPLS, *OPS_IMPLS]
+    """Plain torch for any device, loops for few tokens on a CPU, Triton for CUDA devices."""
+    return [*TORCH_IMPLS, *LOOPS_IMPLS, *KDA_IMPLS, *OPS_IMPLS]
 
 
 @hookimpl

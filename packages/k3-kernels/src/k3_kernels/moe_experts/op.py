@@ -18,6 +18,7 @@ from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
+from k3_kernels.moe_experts.activation import situ_betas
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 
@@ -119,16 +120,6 @@ def up_project(
         return make(matching(x_TD, w1), stack=w1, up=w3, betas=betas, is_split=is_split)
     gate, up = (make(matching(x_TD, w), stack=w, is_split=is_split) for w in (w1, w3))
     return activation(gate, up)
-
-
-def situ_betas(activation: Activation) -> tuple[float, float | None] | None:
-    """(beta, linear_beta) when the activation is a partial of situ_glu with just these."""
-    if not isinstance(activation, partial) or activation.args:
-        return None
-    is_situ = getattr(activation.func, "__name__", "") == "situ_glu"
-    if not is_situ or activation.keywords.keys() != {"beta", "linear_beta"}:
-        return None
-    return activation.keywords["beta"], activation.keywords["linear_beta"]
 
 
 def matching(x_TD: Tensor, stack: ExpertStack) -> Tensor:

@@ -18,7 +18,8 @@ from k3_core.ops.situ_glu.reference import situ_glu
 from k3_core.quant import MXTensor
 from k3_core.testing import relative_error
 from k3_kernels.moe_experts import op, plan
-from k3_kernels.moe_experts.op import TILES, moe_experts, situ_betas
+from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.moe_experts.op import TILES, moe_experts
 from k3_kernels.situ_glu.op import situ_glu as triton_situ_glu
 
 SITU = partial(situ_glu, beta=4.0, linear_beta=25.0)

@@ -1,0 +1,32 @@
+"""Declarations of the loops that numba compiles; imports neither torch nor numba. Source: design 5.
+
+They serve a few tokens on a CPU and leave the rest to `<op>.cpu`, over which they go.
+"""
+
+from k3_core.ops.declare import FEATURES
+from k3_core.plugins import Impl
+
+
+def _loops(op: str, summary: str) -> Impl:
+    return Impl(
+        kind="kernel",
+        name=f"{op}.numba",
+        implements=op,
+        target=f"k3_kernels.{op}.loops:{op}",
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32", "float64"}),
+        features=FEATURES[op],
+        requires=("numba>=0.61",),
+        priority=20,
+        summary=summary,
+    )
+
+
+IMPLS = [
+    _loops("rms_norm", "one loop for a few tokens"),
+    _loops("situ_glu", "one loop for a few values"),
+    _loops("latent_router", "both products of a few tokens in one call"),
+    _loops("route_topk", "scores, choice and weights of a few tokens in one call"),
+    _loops("moe_experts", "plain experts of a few rows in one call"),
+    _loops("mla_decode", "attention of a few rows in one call"),
+]

@@ -1,0 +1,191 @@
+"""moe_experts as compiled loops, for a few rows on a CPU: one expert after the other.
+
+Packed experts are decoded where they are hit, each once a call.
+T tokens, D input and N output width, I expert width, E experts, k routes a token, R = T k. A matrix
+has O rows of C columns or, packed, of P = C / 2 bytes and G = C / 32 scales.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from k3_core.ops.moe_experts.reference import Activation
+from k3_core.ops.moe_experts.weights import ExpertStack
+from k3_core.quant import MXTensor
+from k3_core.quant.mx import E2M1_VALUES
+from k3_kernels.loops import DTYPES, compiled, takes, vector
+from k3_kernels.loops_math import part, products
+from k3_kernels.moe_experts import cpu
+from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.situ_glu.loops import situ_row
+
+MAX_PRODUCTS = 2**21
+"""Rows times the weights of a matrix. With more, torch's matmuls pay for their calls."""
+
+_CODES = np.array(E2M1_VALUES)
+_FACTORS = np.array([*(2.0 ** (byte - 127) for byte in range(255)), np.nan])
+
+
+def moe_experts(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    w1: ExpertStack,
+    w3: ExpertStack,
+    w2: ExpertStack,
+    *,
+    activation: Activation,
+) -> Tensor:
+    """As the reference, for SiTU-GLU; a token's experts add up in their order."""
+    out_TN = None
+    if betas := situ_betas(activation):
+        if isinstance(w1, Tensor) and isinstance(w3, Tensor) and isinstance(w2, Tensor):
+            out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), (), *betas)
+        elif isinstance(w1, MXTensor) and isinstance(w3, MXTensor) and isinstance(w2, MXTensor):
+            codes, scales = (w1.packed, w3.packed, w2.packed), (w1.scale, w3.scale, w2.scale)
+            out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, codes, scales, *betas)
+    if out_TN is None:
+        # It also raises for routes that do not fit.
+        return cpu.moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+    return out_TN
+
+
+def _on_loops(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    stacks: tuple[Tensor, Tensor, Tensor],
+    scales: tuple[Tensor, ...],
+    beta: float,
+    linear_beta: float | None,
+) -> Tensor | None:
+    """The result, or None for a call that is not for loops; plain stacks have no scales."""
+    (num_experts, inner, columns), num_out = stacks[0].shape, stacks[2].shape[1]
+    (num_tokens, num_routes), per_column = idx_Tk.shape, 2 if scales else 1
+    width = columns * per_column
+    if (
+        not 0 < num_tokens * num_routes * inner * width <= MAX_PRODUCTS
+        or stacks[1].shape != stacks[0].shape
+        or stacks[2].shape != (num_experts, num_out, inner // per_column)
+        or x_TD.shape != (num_tokens, width)
+        or weight_Tk.shape != idx_Tk.shape
+        or idx_Tk.dtype is not torch.int64
+        or not idx_Tk.is_cpu
+        or not takes(x_TD, weight_Tk, *(() if scales else stacks))
+        or not all(map(_is_plain, (*stacks, *scales)))
+    ):
+        return None
+    x_TD, idx_Tk, weight_Tk = x_TD.contiguous(), idx_Tk.contiguous(), weight_Tk.contiguous()
+    out_TN = x_TD.new_empty(num_tokens, num_out)
+    gate, up, down = stacks
+    gate_scale, up_scale, down_scale = scales or stacks
+    are_valid = _experts(
+        x_TD.data_ptr(),
+        idx_Tk.data_ptr(),
+        weight_Tk.data_ptr(),
+        (gate.data_ptr(), up.data_ptr(), down.data_ptr()),
+        (gate_scale.data_ptr(), up_scale.data_ptr(), down_scale.data_ptr()),
+        bool(scales),
+        out_TN.data_ptr(),
+        num_tokens,
+        num_routes,
+        num_experts,
+        width,
+        inner,
+        num_out,
+        float(beta),
+        float(linear_beta or 0.0),
+        linear_beta is not None,
+        DTYPES[x_TD.dtype],
+    )
+    return out_TN if are_valid else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it lies in a CPU's memory without gaps."""
+    return tensor.is_contiguous() and tensor.is_cpu
+
+
+@compiled
+def _experts(
+    x: int,
+    idx: int,
+    weight: int,
+    stacks: tuple[int, int, int],
+    scales: tuple[int, int, int],
+    are_packed: bool,
+    out: int,
+    num_tokens: int,
+    num_routes: int,
+    num_experts: int,
+    width: int,
+    inner: int,
+    num_out: int,
+    beta: float,
+    linear_beta: float,
+    has_cap: bool,
+    dtype: Any,
+) -> bool:
+    """False for an expert that does not exist."""
+    num_rows = num_tokens * num_routes
+    idx_R, weight_R = vector(idx, num_rows, np.int64), vector(weight, num_rows, dtype)
+    for r in range(num_rows):
+        if not 0 <= idx_R[r] < num_experts:
+            return False
+    x_TD = vector(x, num_tokens * width, dtype).reshape(num_tokens, width)
+    out_TN = vector(out, num_tokens * num_out, dtype).reshape(num_tokens, num_out)
+    out_TN[:] = 0
+    hidden_I, up_I, y_N = np.empty(inner, dtype), np.empty(inner, dtype), np.empty(num_out, dtype)
+    codes, hits_R = _CODES.astype(dtype), np.empty(num_rows, np.int64)
+    for e in range(num_experts):
+        num_hits = 0
+        for r in range(num_rows):
+            if idx_R[r] == e:
+                hits_R[num_hits] = r
+                num_hits += 1
+        if num_hits == 0:
+            continue
+        gate_ID = _matrix(stacks[0], scales[0], are_packed, e, inner, width, codes)
+        up_ID = _matrix(stacks[1], scales[1], are_packed, e, inner, width, codes)
+        down_NI = _matrix(stacks[2], scales[2], are_packed, e, num_out, inner, codes)
+        for r in hits_R[:num_hits]:
+            t = r // num_routes
+            products(gate_ID, x_TD[t], hidden_I)
+            products(up_ID, x_TD[t], up_I)
+            situ_row(hidden_I, up_I, beta, linear_beta, has_cap, hidden_I)
+            products(down_NI, hidden_I, y_N)
+            for n in range(num_out):
+                out_TN[t, n] += weight_R[r] * y_N[n]
+    return True
+
+
+@compiled
+def _matrix(
+    stack: int,
+    scales: int,
+    is_packed: bool,
+    expert: int,
+    num_rows: int,
+    width: int,
+    codes: np.ndarray,
+) -> np.ndarray:
+    """The matrix [O, C] of an expert, where it lies or decoded; `codes` are the 16 values."""
+    size = num_rows * width
+    if not is_packed:
+        return part(stack, expert * size, size, codes.dtype).reshape(num_rows, width)
+    codes_OP = part(stack, expert * size // 2, size // 2, np.uint8).reshape(num_rows, width // 2)
+    scale_OG = part(scales, expert * size // 32, size // 32, np.uint8)
+    scale_OG = scale_OG.reshape(num_rows, width // 32)
+    decoded_OC = np.empty((num_rows, width), codes.dtype)
+    for o in range(num_rows):
+        for g in range(width // 32):
+            factor = codes.dtype.type(_FACTORS[scale_OG[o, g]])
+            codes_P, decoded_C = codes_OP[o, 16 * g : 16 * g + 16], decoded_OC[o, 32 * g :]
+            for p in range(16):
+                decoded_C[2 * p] = codes[codes_P[p] & 15] * factor
+                decoded_C[2 * p + 1] = codes[codes_P[p] >> 4] * factor
+    return decoded_OC

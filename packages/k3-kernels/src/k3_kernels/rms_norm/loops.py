@@ -1,0 +1,47 @@
+"""rms_norm as a compiled loop, for a few tokens on a CPU. T rows, D channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, rows, takes, vector
+from k3_kernels.rms_norm import cpu
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    """[..., D] -> [..., D]; as the reference."""
+    width = x.shape[-1]
+    num_rows = x.numel() // max(width, 1)
+    if num_rows > MAX_TOKENS or weight_D.shape != x.shape[-1:] or not takes(x, weight_D):
+        return cpu.rms_norm(x, weight_D, eps=eps)
+    x, weight_D = x.contiguous(), weight_D.contiguous()
+    y = torch.empty_like(x)
+    dtype = DTYPES[x.dtype]
+    _norm_rows(x.data_ptr(), weight_D.data_ptr(), y.data_ptr(), num_rows, width, eps, dtype)
+    return y
+
+
+@compiled
+def _norm_rows(
+    x: int, weight: int, y: int, num_rows: int, width: int, eps: float, dtype: Any
+) -> None:
+    x_TD, y_TD = rows(x, num_rows, width, width, dtype), rows(y, num_rows, width, width, dtype)
+    weight_D = vector(weight, width, dtype)
+    for t in range(num_rows):
+        norm_row(x_TD[t], weight_D, eps, y_TD[t])
+
+
+@compiled
+def norm_row(x_D: np.ndarray, weight_D: np.ndarray, eps: float, y_D: np.ndarray) -> None:
+    """y = w x / sqrt(mean(x^2) + eps) of one row; `y` may be `x`."""
+    total = x_D.dtype.type(0)
+    for d in range(len(x_D)):
+        total += x_D[d] * x_D[d]
+    scale = x_D.dtype.type(1 / math.sqrt(total / len(x_D) + eps))
+    for d in range(len(x_D)):
+        y_D[d] = x_D[d] * scale * weight_D[d]

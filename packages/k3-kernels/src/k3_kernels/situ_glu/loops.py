@@ -1,0 +1,104 @@
+"""situ_glu as a compiled loop, for a few values on a CPU. T rows, I channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from k3_kernels.loops import DTYPES, compiled, takes
+from k3_kernels.loops_math import exp, expm1, part
+from k3_kernels.situ_glu import cpu
+
+MAX_VALUES = 2**14
+"""Of more, torch computes more at a time than one call of it costs."""
+
+
+def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None) -> Tensor:
+    """beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta); as the reference."""
+    shape, num_values = gate.shape, gate.numel()
+    if not 0 < num_values <= MAX_VALUES or up.shape != shape or not takes(gate, up):
+        return cpu.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
+    gate, gate_stride = _rows(gate)
+    up, up_stride = _rows(up)
+    out = gate.new_empty(shape)
+    width = shape[-1] if shape else 1
+    _situ_rows(
+        gate.data_ptr(),
+        up.data_ptr(),
+        out.data_ptr(),
+        num_values // width,
+        width,
+        gate_stride,
+        up_stride,
+        float(beta),
+        float(linear_beta or 0.0),
+        linear_beta is not None,
+        DTYPES[gate.dtype],
+    )
+    return out
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """`x` with contiguous rows, and how far apart these are."""
+    if x.dim() == 2:
+        stride, inner = x.stride()
+        if inner == 1:
+            return x, stride
+    return x.contiguous(), x.shape[-1] if x.dim() else 1
+
+
+@compiled
+def _situ_rows(
+    gate: int,
+    up: int,
+    out: int,
+    num_rows: int,
+    width: int,
+    gate_stride: int,
+    up_stride: int,
+    beta: float,
+    linear_beta: float,
+    has_cap: bool,
+    dtype: Any,
+) -> None:
+    for t in range(num_rows):
+        situ_row(
+            part(gate, t * gate_stride, width, dtype),
+            part(up, t * up_stride, width, dtype),
+            beta,
+            linear_beta,
+            has_cap,
+            part(out, t * width, width, dtype),
+        )
+
+
+@compiled
+def situ_row(
+    gate_I: np.ndarray,
+    up_I: np.ndarray,
+    beta: float,
+    linear_beta: float,
+    has_cap: bool,
+    out_I: np.ndarray,
+) -> None:
+    """SiTU-GLU of contiguous rows; `out` may be one of them.
+
+    tanh(x) is y / (y + 2) with y = e^2x - 1, so that its two or three factors share one division.
+    """
+    if has_cap:
+        for i in range(len(gate_I)):
+            gate, up = _tanh_part(gate_I[i] / beta), _tanh_part(up_I[i] / linear_beta)
+            cap = beta * linear_beta * gate * up
+            out_I[i] = cap / ((gate + 2) * (up + 2) * (1 + exp(-gate_I[i])))
+    else:
+        for i in range(len(gate_I)):
+            gate = _tanh_part(gate_I[i] / beta)
+            out_I[i] = beta * gate * up_I[i] / ((gate + 2) * (1 + exp(-gate_I[i])))
+
+
+@compiled
+def _tanh_part(x: float) -> float:
+    """e^2x - 1, up to where tanh is 1: products of several such do not overflow."""
+    return expm1(80.0 if x > 40.0 else 2 * x)
