@@ -23,5 +23,6 @@ def _loops(op: str, summary: str) -> Impl:
 
 
 IMPLS = [
+    _loops("kda_decode", "one loop from the projections to the norm"),
     _loops("rms_norm", "one loop for a few tokens"),
 ]
