@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from k3_kernels.kda_step.token_loops import advance, decay, normalize, slots_fit
+from k3_kernels.kda_step.token_loops import advance, decay, move_window, normalize, slots_fit
 from k3_kernels.loops import compiled, vector
 from k3_kernels.loops_exp import exp
 from k3_kernels.rms_norm.loops import norm_row
@@ -94,7 +94,7 @@ def _token(
     qkv_C = np.empty(num_channels, dtype)
     x_C = vector(x + (b * xb + w * xw) * size, num_channels, dtype)
     taps_N = vector(weights[0], num_channels * (num_inputs + 1), dtype)
-    _convolve(x_C, taps_N, num_inputs, window_N, qkv_C)
+    _convolve(x_C, taps_N, window_N, qkv_C)
     if keys:
         vector(keys + token * num_keys * size, num_keys, dtype)[:] = qkv_C[num_keys : 2 * num_keys]
     gate_HK = vector(gate + (b * gb + w * gw) * size, num_keys, dtype)
@@ -107,21 +107,16 @@ def _token(
 
 
 @compiled
-def _convolve(
-    x_C: np.ndarray, taps_N: np.ndarray, num_inputs: int, window_N: np.ndarray, y_C: np.ndarray
-) -> None:
+def _convolve(x_C: np.ndarray, taps_N: np.ndarray, window_N: np.ndarray, y_C: np.ndarray) -> None:
     """SiLU of the convolution's next output; the windows [C, R] move by one input."""
+    num_inputs = len(window_N) // len(x_C)
     for c in range(len(x_C)):
         first, first_tap = c * num_inputs, c * (num_inputs + 1)
         total = taps_N[first_tap + num_inputs] * x_C[c]
         for r in range(num_inputs):
             total += taps_N[first_tap + r] * window_N[first + r]
         y_C[c] = total
-    # All move by one, over the ends of channels too; then each gets its last.
-    for n in range(1, len(window_N)):
-        window_N[n - 1] = window_N[n]
-    for c in range(len(x_C)):
-        window_N[(c + 1) * num_inputs - 1] = x_C[c]
+    move_window(x_C, window_N)
     one = x_C.dtype.type(1)
     for c in range(len(x_C)):
         y_C[c] /= one + exp(-y_C[c])

@@ -1,6 +1,7 @@
-"""One token of one head of KDA as compiled loops, for the ops that step on a CPU.
+"""What a token of KDA takes as compiled loops, for the ops that step on a CPU.
 
-Legend: B rows, K key, V value channels, D numbers of any kind.
+Legend: B rows, C channels of the convolution, R inputs of its window, K key, V value channels,
+N numbers of a state or of the windows.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ def slots_fit(slots_B: np.ndarray, num_slots: int) -> bool:
             if slots_B[b] >= 0 and slots_B[b] == slots_B[other]:
                 return False
     return True
+
+
+@compiled
+def move_window(x_C: np.ndarray, window_N: np.ndarray) -> None:
+    """The windows [C, R] of the convolution take a token's inputs as their last; R is not 0."""
+    num_inputs = len(window_N) // len(x_C)
+    # All move by one, over the ends of channels too; then each gets its last.
+    for n in range(1, len(window_N)):
+        window_N[n - 1] = window_N[n]
+    for c in range(len(x_C)):
+        window_N[(c + 1) * num_inputs - 1] = x_C[c]
 
 
 @compiled
