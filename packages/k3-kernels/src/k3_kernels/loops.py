@@ -65,10 +65,13 @@ def rows(address: int, num_rows: int, width: int, stride: int, dtype: Any) -> np
 
 def takes(*tensors: Tensor | None) -> bool:
     """Whether loops compute on these: one dtype, on a CPU, no gradients. Shapes are the op's."""
-    given = [t for t in tensors if t is not None]
-    dtype = given[0].dtype
-    if dtype not in DTYPES:
-        return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        return False
-    return all(t.dtype is dtype and t.is_cpu for t in given)
+    dtype = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        dtype = dtype or tensor.dtype
+        if tensor.dtype is not dtype or not tensor.is_cpu:
+            return False
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return False
+    return dtype in DTYPES

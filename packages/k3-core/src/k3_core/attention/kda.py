@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from k3_core.cache.base import KDASpec
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm, project, stack
+from k3_core.modules import Linear, Projections, RMSNorm, Stacked
 from k3_core.ops import OpSet
 
 
@@ -67,6 +67,11 @@ class KimiDeltaAttention(nn.Module):
             self.g_b_proj = Linear(linear.head_dim, channels, **like)
         self.o_norm = RMSNorm(linear.head_dim, config.rms_norm_eps, device=device)
         self.o_proj = Linear(channels, model, **like)
+        # What reads the input: q, k and v; the decay's first factor; beta; the output gate.
+        gate = "g_proj" if self.has_full_rank_gate else "g_a_proj"
+        qkv = "q_proj", "k_proj", "v_proj"
+        self._read_input = Projections(self, qkv, ("f_a_proj",), ("b_proj",), (gate,))
+        self._taps = Stacked(self, "q_conv1d", "k_conv1d", "v_conv1d")
 
     def cache_spec(self) -> KDASpec:
         """State [H, V, K] and the last W - 1 inputs of the three convolutions."""
@@ -75,34 +80,24 @@ class KimiDeltaAttention(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        qkv_TC, decay_TK, beta_TH, gate_TG = project(x_TD, self.parallel_linears)
+        qkv_TC, decay_TK, beta_TH, gate_TG = self._read_input(x_TD)
         decay_THK = self._heads(self.f_b_proj(decay_TK))
-        inputs = (qkv_TC, decay_THK, beta_TH, self._heads(self._output_gate(gate_TG)))
+        inputs = [qkv_TC, decay_THK, beta_TH, self._heads(self._output_gate(gate_TG))]
         split = batch.num_decode_tokens
         parts = []
         if split:
-            parts.append(self._decode([x[:split] for x in inputs], batch))
+            own = inputs if batch.is_decode else [x[:split] for x in inputs]
+            parts.append(self._decode(own, batch))
         if split == 0 or not batch.is_decode:
             parts.append(self._prefill([x[split:] for x in inputs], batch))
         y_THK = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.o_proj(y_THK.flatten(1))
-
-    @property
-    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
-        """What reads the input: q, k and v; the decay's first factor; beta; the output gate."""
-        gate = self.g_proj if self.has_full_rank_gate else self.g_a_proj
-        return (self.q_proj, self.k_proj, self.v_proj), (self.f_a_proj,), (self.b_proj,), (gate,)
 
     def _output_gate(self, gate_TG: Tensor) -> Tensor:
         return gate_TG if self.has_full_rank_gate else self.g_b_proj(gate_TG)
 
     def _heads(self, x_TC: Tensor) -> Tensor:
         return x_TC.unflatten(-1, (self.num_heads, self.head_dim))
-
-    @property
-    def parallel_weights(self) -> tuple[nn.Parameter, ...]:
-        """Taps of q, k and v, which one convolution takes."""
-        return self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight
 
     def _decay(self) -> tuple[Tensor, Tensor]:
         return self.A_log, self.dt_bias.view(self.num_heads, self.head_dim)
@@ -115,7 +110,7 @@ class KimiDeltaAttention(nn.Module):
         initial_NCJ = None if cached is None else cached[batch.slots_N]
         y_TC, final_NCJ = self.ops.short_conv(
             qkv_TC,
-            stack(self.parallel_weights),
+            self._taps(),
             cu_seqlens_N1=batch.cu_seqlens_N1,
             seqlens=batch.seqlens,
             initial_state_NCW=initial_NCJ,
@@ -173,7 +168,7 @@ class KimiDeltaAttention(nn.Module):
             batch.replays.append(partial(self._replay, part, records, x_BWC))
         y_BWHV = self.ops.kda_decode(
             x_BWC,
-            stack(self.parallel_weights),
+            self._taps(),
             gate_BWHK,
             beta_BWH,
             *self._decay(),

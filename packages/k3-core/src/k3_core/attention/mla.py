@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from k3_core.cache.base import MLASpec
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, RMSNorm, project
+from k3_core.modules import Linear, Projections, RMSNorm
 from k3_core.ops import OpSet
 
 
@@ -50,6 +50,9 @@ class GatedMLA(nn.Module):
         )
         self.g_proj = Linear(model, self.num_heads * self.value_dim, **like)
         self.o_proj = Linear(self.num_heads * self.value_dim, model, **like)
+        # First factors of queries, of keys and values; the output gate.
+        names = "q_a_proj", "kv_a_proj_with_mqa", "g_proj"
+        self._read_input = Projections(self, *((name,) for name in names))
 
     def cache_spec(self) -> MLASpec:
         """Normed latent and shared key of each token."""
@@ -57,7 +60,7 @@ class GatedMLA(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        q_TQ, latent_TX, gate_TC = project(x_TD, self.parallel_linears)
+        q_TQ, latent_TX, gate_TC = self._read_input(x_TD)
         q_THD = self.q_b_proj(self.q_a_layernorm(q_TQ))
         q_THD = q_THD.unflatten(-1, (self.num_heads, -1))
         latent_TX = self._normed(latent_TX)
@@ -71,11 +74,6 @@ class GatedMLA(nn.Module):
             parts.append(self._prefill(q_THD[split:], latent_TX[split:], batch.prefilling))
         o_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.o_proj(o_THV.flatten(1) * torch.sigmoid(gate_TC))
-
-    @property
-    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
-        """What reads the input: first factors of queries, of keys and values; the output gate."""
-        return (self.q_a_proj,), (self.kv_a_proj_with_mqa,), (self.g_proj,)
 
     def _normed(self, latent_TX: Tensor) -> Tensor:
         latent_TC, shared_TR = latent_TX.split((self.latent_dim, self.rope_dim), dim=-1)

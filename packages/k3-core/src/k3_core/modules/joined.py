@@ -1,8 +1,8 @@
-"""Linears that read the same input as one product, for inference (serving.md 3, fewer launches).
+"""Weights that one call can take as one, for inference (serving.md 3, fewer calls and launches).
 
-`join` lays the weights of such linears side by side in memory, of which they stay views: names,
-shapes and loading are as before. `project` makes one product where they lie so, and `stack` is
-free for other weights that a layer uses as one.
+A layer names such weights once, as `Stacked` or `Projections`. `join` lays them side by side in
+memory, of which they stay views: names, shapes and loading are as before. Where they lie so, the
+linears of a `Projections` are one product, and a `Stacked` is one tensor for free.
 """
 
 from __future__ import annotations
@@ -13,38 +13,75 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from k3_core.modules.linear import Linear
+
+class Stacked:
+    """Weights of submodules `names` of `owner`, one below the other."""
+
+    def __init__(self, owner: nn.Module, *names: str) -> None:
+        self._owner, self._names = owner, names
+        self._addresses: list[int] = []
+        self._joined: Tensor | None = None
+
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters, as the submodules hold them now."""
+        modules = self._owner._modules
+        return [modules[name].weight for name in self._names]  # type: ignore[union-attr, misc]
+
+    def joined(self) -> Tensor | None:
+        """The weights as one, if they lie side by side."""
+        weights = self.weights()
+        addresses = [weight.data_ptr() for weight in weights]
+        if addresses != self._addresses:
+            self._addresses, self._joined = addresses, _joined(weights)
+        return self._joined
+
+    def usable(self) -> Tensor | None:
+        """`joined`, if no gradient is to reach the weights."""
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in self.weights()):
+            return None
+        return self.joined()
+
+    def __call__(self) -> Tensor:
+        """The weights along their first dimension; a view where they lie side by side."""
+        joined = self.usable()
+        return torch.cat(tuple(self.weights())) if joined is None else joined
 
 
-def project(x_TD: Tensor, groups: Sequence[Sequence[Linear]]) -> list[Tensor]:
-    """The outputs of each group of linears side by side, [T, sum of the group's out]."""
-    joined = _usable([linear.weight for group in groups for linear in group])
-    if joined is None:
-        parts = [[linear(x_TD) for linear in group] for group in groups]
+class Projections:
+    """Linears that read the same input, in groups: the names of submodules of `owner`."""
+
+    def __init__(self, owner: nn.Module, *groups: tuple[str, ...]) -> None:
+        self.stacked = Stacked(owner, *(name for group in groups for name in group))
+        self._owner, self._groups = owner, groups
+
+    def __call__(self, x_TD: Tensor) -> Sequence[Tensor]:
+        """The outputs of each group side by side, [T, sum of the group's out]."""
+        joined = self.stacked.usable()
+        if joined is not None:
+            return F.linear(x_TD, joined).split_with_sizes(self._sizes(), dim=-1)
+        parts = [[self._linear(name)(x_TD) for name in group] for group in self._groups]
         return [own[0] if len(own) == 1 else torch.cat(own, dim=-1) for own in parts]
-    sizes = [sum(len(linear.weight) for linear in group) for group in groups]
-    return list(F.linear(x_TD, joined).split(sizes, dim=-1))
 
+    def _linear(self, name: str) -> nn.Module:
+        return getattr(self._owner, name)  # type: ignore[no-any-return]
 
-def stack(weights: Sequence[Tensor]) -> Tensor:
-    """Weights along their first dimension, which differs; a view where they lie side by side."""
-    joined = _usable(weights)
-    return torch.cat(list(weights)) if joined is None else joined
+    def _sizes(self) -> list[int]:
+        counts = iter([weight.shape[0] for weight in self.stacked.weights()])
+        return [sum(next(counts) for _ in group) for group in self._groups]
 
 
 def join(model: nn.Module) -> None:
-    """Lay what modules name `parallel_linears` and `parallel_weights` side by side.
+    """Lay what modules hold as `Stacked` or `Projections` side by side.
 
     Call it where the model stays: a later move to another device parts them again, which costs
     speed only. Training reads them one by one, joined or not. What lies so already stays where it
     is: CUDA graphs may have been captured on it.
     """
     for module in model.modules():
-        groups = getattr(module, "parallel_linears", ())
-        weights = [linear.weight for group in groups for linear in group]
-        for parameters in (weights, getattr(module, "parallel_weights", ())):
-            if parameters and _joined(parameters) is None:
-                _lay(parameters)
+        for value in vars(module).values():
+            stacked = value.stacked if isinstance(value, Projections) else value
+            if isinstance(stacked, Stacked) and stacked.joined() is None:
+                _lay(stacked.weights())
 
 
 def _lay(parameters: Sequence[nn.Parameter]) -> None:
@@ -53,13 +90,6 @@ def _lay(parameters: Sequence[nn.Parameter]) -> None:
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part
-
-
-def _usable(weights: Sequence[Tensor]) -> Tensor | None:
-    """The weights as one, if they lie side by side and no gradient is to reach them."""
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        return None
-    return _joined(weights)
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor | None:
@@ -75,4 +105,4 @@ def _joined(weights: Sequence[Tensor]) -> Tensor | None:
             return None
         end += weight.nbytes
         rows += len(weight)
-    return first.as_strided((rows, *first.shape[1:]), first.stride())
+    return first.as_strided((rows, *first.shape[1:]), first.stride()).detach()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from k3_core.config import TextConfig
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, project
+from k3_core.modules import Linear, Projections
 from k3_core.moe.base import glu
 from k3_core.ops import OpSet
 
@@ -32,16 +32,12 @@ class GatedMLP(nn.Module):
         self.gate_proj = Linear(config.hidden_size, width, **like)
         self.up_proj = Linear(config.hidden_size, width, **like)
         self.down_proj = Linear(width, config.hidden_size, **like)
+        self._activation = glu(config, ops)
+        self._read_input = Projections(self, ("gate_proj",), ("up_proj",))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
-        activation = glu(self.config, self.ops)
-        return self.down_proj(activation(*project(x_TD, self.parallel_linears)))
-
-    @property
-    def parallel_linears(self) -> tuple[tuple[Linear, ...], ...]:
-        """What reads the input."""
-        return (self.gate_proj,), (self.up_proj,)
+        return self.down_proj(self._activation(*self._read_input(x_TD)))
 
 
 class DenseFeedForward(GatedMLP):

@@ -1,11 +1,13 @@
 """Linears joined for inference: the same model, one product, and nothing lost for training."""
 
+import copy
+
 import torch
 from torch.nn import functional as F
 
 from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.model.batch import SequenceBatch
-from k3_core.modules import Linear, join, project
+from k3_core.modules import Linear, Projections, join
 
 
 def tiny_model():
@@ -34,8 +36,9 @@ def test_a_joined_model_gives_the_same_logits_with_fewer_products(monkeypatch):
     join(model)
     counts.clear()
     torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-12, atol=1e-12)
-    groups = [m.parallel_linears for m in model.modules() if hasattr(m, "parallel_linears")]
-    assert groups and separate - len(counts) == sum(sum(map(len, g)) - 1 for g in groups)
+    held = [value for m in model.modules() for value in vars(m).values()]
+    made = [value for value in held if isinstance(value, Projections)]
+    assert made and separate - len(counts) == sum(len(p.stacked.weights()) - 1 for p in made)
 
 
 @torch.no_grad()
@@ -56,10 +59,10 @@ def test_gradients_reach_every_linear_of_a_joined_model():
         torch.nn.init.normal_(linear.weight)
     module = torch.nn.Module()
     module.first, module.second = first, second
-    module.parallel_linears = (first,), (second,)
+    module.both = Projections(module, ("first",), ("second",))
     join(module)
     x = torch.randn(5, 3)
-    sum(part.sum() for part in project(x, module.parallel_linears)).backward()
+    sum(part.sum() for part in module.both(x)).backward()
     torch.testing.assert_close(first.weight.grad, x.sum(0).expand(2, 3))
     torch.testing.assert_close(second.weight.grad, x.sum(0).expand(4, 3))
 
@@ -69,8 +72,10 @@ def test_neighbours_in_other_storages_are_not_taken_for_joined():
     buffer = torch.randn(6, 3)
     first, second = Linear(3, 2), Linear(3, 4)
     first.weight.data, second.weight.data = buffer[:2], buffer[2:].clone()
+    module = torch.nn.Module()
+    module.first, module.second = first, second
     x = torch.randn(5, 3)
-    a, b = project(x, ((first,), (second,)))
+    a, b = Projections(module, ("first",), ("second",))(x)
     torch.testing.assert_close(a, x @ first.weight.T)
     torch.testing.assert_close(b, x @ second.weight.T)
 
@@ -97,3 +102,22 @@ def test_add_to_sums_in_place_without_gradients_only():
         assert linear.add_to(given, x).data_ptr() == given.data_ptr()
         torch.testing.assert_close(given, expected)
         torch.testing.assert_close(linear.add_to(y.float(), x), expected)
+
+
+@torch.no_grad()
+def test_weights_that_are_replaced_or_moved_are_the_ones_that_count():
+    model, ids = tiny_model(), torch.arange(5)
+    join(model)
+    before = logits_of(model, ids)
+    layer = model.language_model.model.layers[0].self_attn
+    layer.k_proj.weight = torch.nn.Parameter(layer.k_proj.weight * 2)
+    doubled = logits_of(model, ids)
+    other = tiny_model()
+    own = other.language_model.model.layers[0].self_attn
+    own.k_proj.weight.mul_(2)
+    torch.testing.assert_close(doubled, logits_of(other, ids))
+    copied = copy.deepcopy(model)
+    own = copied.language_model.model.layers[0].self_attn
+    own.k_proj.weight.mul_(0.5)
+    torch.testing.assert_close(logits_of(copied, ids), before)
+    torch.testing.assert_close(logits_of(model, ids), doubled)
