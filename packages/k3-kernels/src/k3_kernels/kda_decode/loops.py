@@ -121,7 +121,8 @@ def _sizes(
     (x, gate, beta, out_gate), (taps, A_log, dt_bias, norm_weight) = inputs, weights
     (state, window, slots), (keys, writes) = pools, records
     (num_rows, num_tokens, num_heads, num_k), num_v = gate.shape, out_gate.shape[-1]
-    num_slots, num_channels, num_taps = len(state), num_heads * (2 * num_k + num_v), taps.shape[-1]
+    num_slots, num_channels = state.shape[0], num_heads * (2 * num_k + num_v)
+    num_taps = taps.shape[-1]
     fits = (
         num_rows * num_tokens <= MAX_TOKENS
         and num_taps > 1
@@ -149,6 +150,6 @@ def _sizes(
             and (keys is not None and keys.shape == gate.shape and keys.is_contiguous())
             and (writes is not None and writes.shape == out_gate.shape and writes.is_contiguous())
         )
-    return (
-        (num_rows, num_tokens, num_heads, num_k, num_v, num_taps - 1, num_slots) if fits else None
-    )
+    if not fits:
+        return None
+    return num_rows, num_tokens, num_heads, num_k, num_v, num_taps - 1, num_slots

@@ -98,7 +98,7 @@ def _sizes(
     """B, W, H, K, V, C, R and S; None for more tokens than loops take or what does not fit."""
     (k, gate, writes, x), (A_log, dt_bias), (state, window) = inputs, weights, pools
     (num_rows, num_tokens, num_heads, num_k), num_v = k.shape, writes.shape[-1]
-    num_slots, num_channels, num_inputs = len(state), x.shape[-1], window.shape[-1]
+    num_slots, num_channels, num_inputs = state.shape[0], x.shape[-1], window.shape[-1]
     fits = (
         num_rows * num_tokens <= MAX_TOKENS
         and num_inputs > 0
