@@ -12,7 +12,7 @@ from torch import Tensor
 
 from k3_kernels.attn_res import cpu
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
-from k3_kernels.loops_exp import exp
+from k3_kernels.loops.math import exp
 
 MAX_SOURCES = 16
 _NO_SOURCES = (0,) * MAX_SOURCES

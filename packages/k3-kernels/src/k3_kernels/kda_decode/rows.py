@@ -14,7 +14,7 @@ import numpy as np
 
 from k3_kernels.kda_step.token_loops import advance, decay, move_window, normalize, slots_fit
 from k3_kernels.loops import compiled, vector
-from k3_kernels.loops_exp import exp
+from k3_kernels.loops.math import exp
 from k3_kernels.rms_norm.loops import norm_row
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from k3_core.ops.kda_chunk.inputs import L2_EPS
 from k3_kernels.loops import compiled
-from k3_kernels.loops_exp import exp
+from k3_kernels.loops.math import exp
 
 _SOFTPLUS_LINEAR = 20.0
 """Where torch's softplus becomes the identity."""

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from k3_core.ops.latent_router import reference
-from k3_kernels.loops import DTYPES, compiled, takes, vector
-from k3_kernels.loops_math import part, products
+from k3_kernels.loops import DTYPES, compiled, part, takes, vector
+from k3_kernels.loops.math import products
 
 MAX_PRODUCTS = 2**19
 """Multiplications of a call. With more, torch's products pay for their calls."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from k3_kernels.launch import last_contiguous
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
-from k3_kernels.loops_math import exp, part, products
+from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
+from k3_kernels.loops.math import exp, products
 from k3_kernels.mla_decode import cpu
 
 MAX_QUERIES = 2**13

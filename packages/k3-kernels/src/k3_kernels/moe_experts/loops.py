@@ -17,8 +17,8 @@ from k3_core.ops.moe_experts.reference import Activation
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_core.quant.mx import E2M1_VALUES
-from k3_kernels.loops import DTYPES, compiled, takes, vector
-from k3_kernels.loops_math import part, products
+from k3_kernels.loops import DTYPES, compiled, part, takes, vector
+from k3_kernels.loops.math import products
 from k3_kernels.moe_experts import cpu
 from k3_kernels.moe_experts.activation import situ_betas
 from k3_kernels.situ_glu.loops import situ_row

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, rows, takes, vector
+from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
 from k3_kernels.rms_norm import cpu
 
 
@@ -30,7 +30,8 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
 def _norm_rows(
     x: int, weight: int, y: int, num_rows: int, width: int, eps: float, dtype: Any
 ) -> None:
-    x_TD, y_TD = rows(x, num_rows, width, width, dtype), rows(y, num_rows, width, width, dtype)
+    x_TD = vector(x, num_rows * width, dtype).reshape(num_rows, width)
+    y_TD = vector(y, num_rows * width, dtype).reshape(num_rows, width)
     weight_D = vector(weight, width, dtype)
     for t in range(num_rows):
         norm_row(x_TD[t], weight_D, eps, y_TD[t])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.route_topk import Routes, reference
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
-from k3_kernels.loops_math import exp, part
+from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
+from k3_kernels.loops.math import exp
 
 
 def route_topk(

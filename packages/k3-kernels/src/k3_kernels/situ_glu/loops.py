@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from k3_kernels.loops import DTYPES, compiled, takes
-from k3_kernels.loops_math import exp, expm1, part
+from k3_kernels.loops import DTYPES, compiled, part, takes
+from k3_kernels.loops.math import exp, expm1
 from k3_kernels.situ_glu import cpu
 
 MAX_VALUES = 2**14
@@ -91,11 +91,11 @@ def situ_row(
         for i in range(len(gate_I)):
             gate, up = _tanh_part(gate_I[i] / beta), _tanh_part(up_I[i] / linear_beta)
             cap = beta * linear_beta * gate * up
-            out_I[i] = cap / ((gate + 2) * (up + 2) * (1 + exp(-gate_I[i])))
+            out_I[i] = cap / ((gate + 2) * (up + 2) * (1 + exp(-np.float64(gate_I[i]))))
     else:
         for i in range(len(gate_I)):
             gate = _tanh_part(gate_I[i] / beta)
-            out_I[i] = beta * gate * up_I[i] / ((gate + 2) * (1 + exp(-gate_I[i])))
+            out_I[i] = beta * gate * up_I[i] / ((gate + 2) * (1 + exp(-np.float64(gate_I[i]))))
 
 
 @compiled

@@ -5,21 +5,29 @@ An op's `loops.py` computes in one compiled function. It takes float32 and float
 gradients, at most `MAX_TOKENS` tokens, and leaves other calls to the op's form in plain torch,
 whose products of many tokens are faster and use all threads.
 
-Tensors go into a compiled function as addresses, which `rows` and `vector` turn into arrays there:
+Tensors go into a compiled function as addresses, which `vector` and `part` turn into arrays there:
 a tensor's way through a NumPy array would cost more than most of these functions take.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numba
 import numpy as np
 import torch
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
+
+import k3_kernels
+from k3_kernels.tuning import cache_folder
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -34,9 +42,34 @@ def compiled(function: Function) -> Function:
 
     Sums may be reordered for vector units, the same way in every call; what is not finite stays so.
     """
-    flags = {"reassoc", "contract", "arcp", "nsz"}
-    made: Any = njit(cache=True, nogil=True, error_model="numpy", fastmath=flags)(function)
-    return made  # type: ignore[no-any-return]
+    return _compile(function, {"reassoc", "contract", "arcp", "nsz"})
+
+
+def compiled_in_order(function: Function) -> Function:
+    """`compiled` with every sum as it is written."""
+    return _compile(function, {"contract"})
+
+
+def _compile(function: Function, flags: set[str]) -> Function:
+    config: Any = numba.config
+    old, config.CACHE_DIR = config.CACHE_DIR, str(_cache_folder())
+    try:
+        make: Any = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=flags)
+        return make(function)  # type: ignore[no-any-return]
+    finally:
+        config.CACHE_DIR = old
+
+
+@cache
+def _cache_folder() -> Path:
+    """Named by the state of this package's files: numba looks at a function's own file only, and
+    would keep code that it compiled from another file's function before that changed."""
+    root = Path(k3_kernels.__path__[0])
+    files = sorted(root.rglob("*.py"))
+    state = "".join(f"{f.relative_to(root)} {f.stat().st_mtime_ns} " for f in files)
+    name = blake2b(f"{root} {state}".encode(), digest_size=8).hexdigest()
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba")
+    return folder / name
 
 
 def _typed_pointer(_context: Any, address: Any) -> Any:
@@ -58,9 +91,13 @@ def vector(address: int, length: int, dtype: Any) -> np.ndarray:
 
 
 @compiled
-def rows(address: int, num_rows: int, width: int, stride: int, dtype: Any) -> np.ndarray:
-    """Rows of contiguous numbers, `stride` of them apart, [num_rows, width]."""
-    return carray(_pointer(address), (num_rows, stride), dtype)[:, :width]
+def part(address: int, start: int, length: int, dtype: Any) -> np.ndarray:
+    """`length` numbers from number `start` on.
+
+    An array is contiguous by type only as a `vector`, its reshapes, their rows, or a part: of
+    others compiled code does not know that values are neighbours, and takes them one at a time.
+    """
+    return vector(address, start + length, dtype)[start:]
 
 
 def takes(*tensors: Tensor | None) -> bool:
