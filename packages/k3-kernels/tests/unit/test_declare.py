@@ -13,14 +13,15 @@ from k3_kernels.plugin import k3_register_kernel
 
 IMPLS = list(k3_register_kernel())
 TRITON = [impl for impl in IMPLS if impl.name.endswith(".triton")]
-TORCH = [impl for impl in IMPLS if impl not in TRITON]
+LOOPS = [impl for impl in IMPLS if impl.name.endswith(".numba")]
+TORCH = [impl for impl in IMPLS if impl not in (*TRITON, *LOOPS)]
 per_triton = pytest.mark.parametrize("impl", TRITON, ids=lambda impl: impl.name)
 per_torch = pytest.mark.parametrize("impl", TORCH, ids=lambda impl: impl.name)
 A100, H200 = (8, 0), (9, 0)
 
 
-def test_the_plugin_imports_neither_torch_nor_triton():
-    code = "import sys, k3_kernels.plugin; print({'torch', 'triton'} & set(sys.modules))"
+def test_the_plugin_imports_neither_torch_nor_a_compiler():
+    code = "import sys, k3_kernels.plugin; print({'torch', 'triton', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -31,7 +32,7 @@ def test_names_are_unique_and_start_with_the_op():
     for impl in IMPLS:
         op, _, variant = impl.name.partition(".")
         assert op == impl.implements and op in OP_NAMES
-        assert variant in ("triton", "cpu", "cuda")
+        assert variant in ("triton", "cpu", "cuda", "numba")
 
 
 @per_torch
@@ -42,7 +43,19 @@ def test_torch_variants_need_nothing_and_can_all_that_the_reference_can(impl: Im
     assert impl.features == reference.features
 
 
-@pytest.mark.parametrize("op", ["kda_chunk", "kda_segment", "short_conv", "moe_experts"])
+@pytest.mark.parametrize("impl", LOOPS, ids=lambda impl: impl.name)
+def test_loops_come_first_on_a_cpu_in_what_they_compute(impl: Impl, monkeypatch):
+    assert callable(impl.load())
+    reference = resolve("kernel", impl.implements, name="reference").chosen
+    assert impl.features == reference.features
+    for dtype in ("float32", "float64"):
+        assert resolve("kernel", impl.implements, dtype=dtype).chosen == impl
+    assert resolve("kernel", impl.implements, dtype="bfloat16").chosen != impl
+    monkeypatch.setattr(filters, "installed_version", lambda distribution: None)
+    assert resolve("kernel", impl.implements, dtype="float32").chosen != impl
+
+
+@pytest.mark.parametrize("op", ["kda_chunk", "kda_segment", "short_conv", "mla_prefill"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_torch_form_serves_what_has_no_triton(op, device):
     found = resolve("kernel", op, device=device, features=["backward"], capability=A100)

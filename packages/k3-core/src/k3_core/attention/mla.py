@@ -119,14 +119,15 @@ class GatedMLA(nn.Module):
         if batch.is_verify:  # a row a token, each seeing the tokens up to its own
             table_NM, lengths = table_NM[batch.sequence_T], batch.positions_T + 1
         w_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
-        w_key_HNC, w_value_HVC = w_HDC.split((self.nope_dim, self.value_dim), dim=1)
-        q_nope, q_rope = q_THD.split((self.nope_dim, self.rope_dim), dim=-1)
+        w_key_HNC, w_value_HVC = w_HDC[:, : self.nope_dim], w_HDC[:, self.nope_dim :]
+        q_nope_HTN = q_THD[..., : self.nope_dim].transpose(0, 1)
         o_latent_THC = self.ops.mla_decode(
-            torch.einsum("thn,hnc->thc", q_nope, w_key_HNC),
-            q_rope,
+            torch.bmm(q_nope_HTN, w_key_HNC).transpose(0, 1),
+            q_THD[..., self.nope_dim :],
             pages_PLX,
             table_NM,
             lengths,
             scale=self.scale,
         )
-        return torch.einsum("thc,hvc->thv", o_latent_THC, w_value_HVC)
+        o_HTV = torch.bmm(o_latent_THC.transpose(0, 1), w_value_HVC.transpose(1, 2))
+        return o_HTV.transpose(0, 1)

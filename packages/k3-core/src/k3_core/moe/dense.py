@@ -32,12 +32,12 @@ class GatedMLP(nn.Module):
         self.gate_proj = Linear(config.hidden_size, width, **like)
         self.up_proj = Linear(config.hidden_size, width, **like)
         self.down_proj = Linear(width, config.hidden_size, **like)
-        self._activation = glu(config, ops)
         self._read_input = Projections(self, ("gate_proj",), ("up_proj",))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
-        return self.down_proj(self._activation(*self._read_input(x_TD)))
+        activation = glu(self.config, self.ops)
+        return self.down_proj(activation(*self._read_input(x_TD)))
 
 
 class DenseFeedForward(GatedMLP):

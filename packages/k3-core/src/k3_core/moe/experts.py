@@ -48,9 +48,14 @@ class ExpertBank(nn.Module):
 
     def stack(self, name: str) -> ExpertStack:
         """One of w1, w3, w2 as the op takes it."""
-        if not self.is_packed:
-            return getattr(self, name)
+        plain = self._parameters.get(name)
+        if plain is not None:
+            return plain
         return MXTensor(getattr(self, f"{name}_packed"), getattr(self, f"{name}_scale"))
+
+    def stacks(self) -> tuple[ExpertStack, ExpertStack, ExpertStack]:
+        """w1, w3 and w2 as the op takes them."""
+        return self.stack("w1"), self.stack("w3"), self.stack("w2")
 
     def set_packed(self, stacks: Mapping[str, MXTensor]) -> None:
         """Replace the stacks by packed ones, which take no gradients."""

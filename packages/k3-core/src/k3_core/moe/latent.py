@@ -60,7 +60,7 @@ class LatentMoE(nn.Module):
             z_TL,
             routes.idx_Tk,
             routes.weight_Tk,
-            *(self.experts.stack(name) for name in ("w1", "w3", "w2")),
+            *self.experts.stacks(),
             activation=glu(self.config, self.ops),
         )
         if not self.has_latent:

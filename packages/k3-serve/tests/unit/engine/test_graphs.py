@@ -64,7 +64,7 @@ def test_prefills_and_scored_prompts_run_as_they_are():
 
 
 def test_ops_that_wait_for_the_host_are_named():
-    assert "mla_decode.cpu" in unsafe_ops(OpSet.resolve())
+    assert "mla_decode.numba" in unsafe_ops(OpSet.resolve())
     assert unsafe_ops(MODEL.ops)
 
 
