@@ -8,6 +8,7 @@ so batching, suspension and the order of requests never change an answer.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 
@@ -135,7 +136,7 @@ def sample_rows(
     logprobs_BV = raw_logprobs(logits_BV)
     # NaN and +inf both surface in the maximum; the likeliest token is what plain greedy takes.
     peak_B, best_B = logits_BV.max(dim=-1)
-    is_sound, best = torch.isfinite(peak_B).tolist(), best_B.tolist()
+    is_sound, best = [math.isfinite(peak) for peak in peak_B.tolist()], best_B.tolist()
     chosen, masks = list(best), masks or [None] * len(samplings)
     drawn = [
         row
