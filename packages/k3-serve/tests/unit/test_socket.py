@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import time
 from urllib.parse import urlsplit
 
@@ -9,6 +10,9 @@ import pytest
 
 from k3_core.cli.chat_client import ChatClient
 from k3_core.errors import K3Error
+from k3_serve.api.app import create_app
+from k3_serve.limits import Limits
+from k3_serve.settings import Settings
 from k3_serve.testing import Script
 
 ANSWER = "hm<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"
@@ -43,6 +47,23 @@ def test_a_client_that_goes_away_aborts_its_requests(  # type: ignore[no-untyped
     assert not engine.aborted
     connection.close()
     wait_for(lambda: {"request-0", "request-1"} <= set(engine.aborted))
+
+
+def test_a_client_that_reads_nothing_is_given_up(  # type: ignore[no-untyped-def]
+    engine, tokenizer, serving_of, caplog
+) -> None:
+    engine.scripts = [list(b"x" * 4000)]
+    app = create_app(engine, tokenizer, "scripted", Settings(Limits(send_seconds=0.2)))
+    with serving_of(app) as url, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = urlsplit(url)
+        client.connect((address.hostname, address.port))
+        wide = {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 4}  # fills all buffers
+        body = json.dumps({**BODY, **wide}).encode()
+        head = f"Host: k3\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
+        wait_for(lambda: "a client read nothing for 0.2 s" in caplog.text)
+        wait_for(lambda: len(set(engine.aborted)) == 4)
 
 
 def test_the_openai_client_reads_streams_tools_and_errors(url, engine, script) -> None:  # type: ignore[no-untyped-def]

@@ -6,8 +6,46 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from k3_core.engine.protocol import Completion, Event, TokenLogprob
+
+
+class _Bell:
+    """Wakes the consumers that wait in one event loop.
+
+    A step of an engine has an event for each of its requests. The first one wakes the loop, and
+    until the loop comes to it the others only join: waking it costs a system call.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_rung = False
+
+    def ring(self, future: asyncio.Future[None]) -> None:
+        """Has the loop of the future resolve it; from any thread."""
+        self._waiting.append(future)
+        loop = future.get_loop()
+        if not self._is_rung and not loop.is_closed():
+            self._is_rung = True
+            loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._is_rung = False  # first: who joins from here on rings again
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():  # a cancelled consumer has given up waiting
+                future.set_result(None)
+
+
+_BELLS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = WeakKeyDictionary()
+
+
+def _bell_of(loop: asyncio.AbstractEventLoop) -> _Bell:
+    bell = _BELLS.get(loop)
+    if bell is None:
+        bell = _BELLS[loop] = _Bell()
+    return bell
 
 
 class EventStream:
@@ -25,7 +63,7 @@ class EventStream:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._events: deque[Event] = deque()
         self._ready = threading.Condition()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiter: tuple[_Bell, asyncio.Future[None]] | None = None
         self._is_exhausted = False
 
     def put(self, event: Event) -> None:
@@ -34,9 +72,9 @@ class EventStream:
             self._events.append(event)
             self._ready.notify()
             waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter[0].is_closed():
-            loop, future = waiter
-            loop.call_soon_threadsafe(_resolve, future)
+        if waiter is not None:
+            bell, future = waiter
+            bell.ring(future)
 
     def _pop(self) -> Event:
         event = self._events.popleft()
@@ -55,7 +93,7 @@ class EventStream:
                     raise StopAsyncIteration
                 loop = asyncio.get_running_loop()
                 future = loop.create_future()
-                self._waiter = (loop, future)
+                self._waiter = (_bell_of(loop), future)
             await future
 
     def __iter__(self) -> EventStream:
@@ -67,11 +105,6 @@ class EventStream:
                 raise StopIteration
             self._ready.wait_for(lambda: bool(self._events))
             return self._pop()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():  # a cancelled consumer has given up waiting
-        future.set_result(None)
 
 
 def fold_events(

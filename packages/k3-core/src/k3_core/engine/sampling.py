@@ -1,6 +1,6 @@
 """Drawing the next token (report 5.4: sampling parameters belong to the request).
 
-Legend: B rows, R of them that are drawn, V vocabulary. A row's result depends on its logits, its
+Legend: B rows, R of them that are drawn, V vocabulary, K likeliest tokens. A row's result depends on its logits, its
 `Sampling`, and on (seed, position) alone: a counter-based uniform number replaces generator state,
 so batching, suspension and the order of requests never change an answer.
 """
@@ -8,12 +8,17 @@ so batching, suspension and the order of requests never change an answer.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 
 import torch
 
 from k3_core.engine.protocol import Sampling, TokenLogprob
+
+
+NUCLEUS = 64
+"""Likeliest tokens of a row among which its nucleus is looked for before all are sorted."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -93,6 +98,23 @@ def choose_rows(
 
 
 def _keep_nucleus(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
+    """Zeros but for the fewest likeliest tokens that reach `top_p`, of equal ones the first.
+
+    A sort of the vocabulary takes as long as many layers, and is needed only by rows whose nucleus
+    is large or ends among equal probabilities.
+    """
+    best_RK = probs_RV.topk(min(NUCLEUS, probs_RV.shape[1])).values
+    num_R1 = (best_RK.cumsum(-1) - best_RK < top_p_R1).sum(-1, keepdim=True)
+    least_R1 = best_RK.gather(1, num_R1 - 1)
+    next_R1 = best_RK.gather(1, num_R1.clamp(max=best_RK.shape[1] - 1))
+    kept_RV = torch.where(probs_RV < least_R1, 0, probs_RV)
+    rest = (next_R1 >= least_R1)[:, 0].nonzero()[:, 0]
+    if len(rest):
+        kept_RV[rest] = _keep_nucleus_sorted(probs_RV[rest], top_p_R1[rest])
+    return kept_RV
+
+
+def _keep_nucleus_sorted(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     sorted_RV, order_RV = probs_RV.sort(descending=True, stable=True)
     is_dropped_RV = sorted_RV.cumsum(-1) - sorted_RV >= top_p_R1
     return torch.zeros_like(probs_RV).scatter_(
@@ -114,7 +136,7 @@ def sample_rows(
     logprobs_BV = raw_logprobs(logits_BV)
     # NaN and +inf both surface in the maximum; the likeliest token is what plain greedy takes.
     peak_B, best_B = logits_BV.max(dim=-1)
-    is_sound, best = torch.isfinite(peak_B).tolist(), best_B.tolist()
+    is_sound, best = [math.isfinite(peak) for peak in peak_B.tolist()], best_B.tolist()
     chosen, masks = list(best), masks or [None] * len(samplings)
     drawn = [
         row

@@ -31,6 +31,8 @@ class StopMatcher:
         """The text that is now known to lie before any stop; "" after a match."""
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return text
         buffer = self._held + text
         hits = [(at + len(s), at, s) for s in self._stops if (at := buffer.find(s)) >= 0]
         if hits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -96,7 +96,7 @@ class SequenceBatch:
         if starts is None:
             starts = [0] * len(lengths) if cache is None else [cache.lengths[s] for s in chosen]
         num_decode = _check_decode(lengths, cache, num_decode, is_verify)
-        offsets = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
+        offsets = torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int64)
         return cls(
             seqlens=lengths,
             cu_seqlens_N1=offsets.to(device, non_blocking=True),

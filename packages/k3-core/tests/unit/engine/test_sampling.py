@@ -7,6 +7,7 @@ import torch
 
 from k3_core.engine import Sampling
 from k3_core.engine.sampling import (
+    _keep_nucleus,
     choose_rows,
     raw_logprobs,
     sample_rows,
@@ -148,3 +149,29 @@ def test_rows_together_draw_what_each_draws_alone() -> None:
         assert choose_rows(logits, samplings, positions, masks) == alone
         assert alone[1] == 3 and all(token % 3 == 0 for token in alone[3:])
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("kind", ["peaked", "wide", "flat", "tied", "one", "mixed"])
+@pytest.mark.parametrize("num_tokens", [3, 64, 65, 300])
+def test_the_nucleus_is_that_of_a_sort_of_all_tokens(kind, num_tokens) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    noise = torch.randn(7, num_tokens, generator=generator, dtype=torch.float64)
+    logits = {
+        "peaked": 5 * noise,
+        "wide": 0.3 * noise,
+        "flat": 0 * noise,
+        "tied": noise.round(),
+        "one": 1000 * noise,
+        "mixed": torch.linspace(0, 6, 7)[:, None] * noise,
+    }[kind]
+    probs = torch.softmax(logits, -1)
+    for top_p in (1e-9, 0.1, 0.5, 0.95, 0.999999):
+        kept = _keep_nucleus(probs, torch.full((7, 1), top_p, dtype=torch.float64))
+        for row, found in zip(probs.tolist(), kept.tolist(), strict=True):
+            wanted, mass = [0.0] * num_tokens, 0.0
+            for index in sorted(range(num_tokens), key=lambda i: (-row[i], i)):  # noqa: B023
+                if mass >= top_p:
+                    break
+                wanted[index] = row[index]
+                mass += row[index]
+            assert found == wanted

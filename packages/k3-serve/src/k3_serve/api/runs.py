@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 from fastapi import Request as HttpRequest
 
@@ -61,27 +61,40 @@ class Run:
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """The events of all choices as they come; ApiError 500 when a choice failed."""
-        merged: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-
-        async def pump(index: int, handle: Handle) -> None:
-            async for event in handle:
-                self._timers[index].see(event)
-                merged.put_nowait((index, event))
-
-        tasks = [asyncio.create_task(pump(i, h)) for i, h in enumerate(self.handles)]
         try:
-            num_open = len(tasks)
-            while num_open:
-                index, event = await merged.get()
-                if event.finish_reason in ("error", "abort", "suspended"):
-                    reason = event.error or event.finish_reason
-                    raise ApiError(500, f"generation failed: {reason}", code=event.finish_reason)
-                num_open -= event.finish_reason is not None
-                yield index, event
+            async with aclosing(_merged(self.handles)) as merged:
+                async for index, event in merged:
+                    self._timers[index].see(event)
+                    if (reason := event.finish_reason) in ("error", "abort", "suspended"):
+                        message = f"generation failed: {event.error or reason}"
+                        raise ApiError(500, message, code=reason)
+                    yield index, event
         finally:
-            for task in tasks:
-                task.cancel()
             self.abort()
+
+
+async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of all handles as they come, each with the number of its handle."""
+    if len(handles) == 1:  # as most requests have it: no task on a token's way
+        async for event in handles[0]:
+            yield 0, event
+        return
+    events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    async def pump(index: int, handle: Handle) -> None:
+        async for event in handle:
+            events.put_nowait((index, event))
+
+    tasks = [asyncio.create_task(pump(i, h)) for i, h in enumerate(handles)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            index, event = await events.get()
+            num_open -= event.finish_reason is not None
+            yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @asynccontextmanager

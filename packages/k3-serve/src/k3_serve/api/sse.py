@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from k3_serve.api.errors import ApiError, unexpected
 from k3_serve.api.runs import Run, on_disconnect
 
 Item = dict[str, Any]
 Write = Callable[[Item], str | None]
+encode = json.JSONEncoder(ensure_ascii=False).encode
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -42,12 +45,20 @@ async def stream(
     async with on_disconnect(request, run.abort):
         first = await anext(items)
     events = _events(request, run, first, items, write, fail or data, end)
-    return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+    return _Stream(events, media_type="text/event-stream", headers=HEADERS)
+
+
+class _Stream(StreamingResponse):
+    """Ends its events with itself; those of a response given up would wait for a collection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
 
 
 def data(item: Item) -> str:
     """One event without a name."""
-    return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"
+    return f"data: {encode(item)}\n\n"
 
 
 async def _events(

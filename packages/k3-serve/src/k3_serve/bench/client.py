@@ -1,7 +1,7 @@
 """The client: sends a workload and notes when the bytes of each answer came.
 
-While the load runs it only keeps bytes with their times; they are parsed afterwards, so that the
-client takes as little as possible of cores that it may share with the server.
+While the load runs it only keeps bytes with their times (`wire`); they are parsed afterwards, so
+that the client takes as little as possible of cores that it may share with the server.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from k3_core.errors import K3Error
+from k3_serve.bench.wire import Pieces, opened, post
 from k3_serve.bench.workloads import Call, Session, Workload
 
 TIMEOUT = 600.0
@@ -25,7 +24,10 @@ TIMEOUT = 600.0
 
 @dataclass
 class Exchange:
-    """One request as it went: times in seconds after the start of the load."""
+    """One request as it went: times in seconds after the start of the load.
+
+    `received` is all that the connection brought, `pieces` the body that was in it.
+    """
 
     call: Call
     index: int
@@ -33,7 +35,8 @@ class Exchange:
     end: float = 0.0
     status: int = 0
     failure: str = ""
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    pieces: Pieces = field(default_factory=list)
+    received: Pieces = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,39 +64,67 @@ class LoadClient:
     """Sends workloads to the server at `url`, such as http://127.0.0.1:8000."""
 
     def __init__(self, url: str, key: str = "", model: str = "") -> None:
+        """Raises K3Error for what is no such address."""
         self._url = url.rstrip("/").removesuffix("/v1")
+        if not self._url.startswith(("http://", "https://")):
+            raise K3Error(f"{url!r} is no address; give one such as http://127.0.0.1:8000")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._model = model
 
     def run(self, workload: Workload) -> list[Record]:
         """Runs it to its end; records in the order of the workload's calls."""
-        return [read(exchange) for exchange in asyncio.run(self._run(workload))]
+        model = self._model or self._first_model()
+        exchanges = asyncio.run(self._run(workload, model))
+        for exchange in exchanges:
+            _open(exchange)
+        return [read(exchange) for exchange in exchanges]
 
-    async def _run(self, workload: Workload) -> list[Exchange]:
+    async def _run(self, workload: Workload, model: str) -> list[Exchange]:
         gate = asyncio.Semaphore(workload.concurrency or len(workload.sessions) or 1)
-        async with self._client() as client:
-            model = self._model or await _first_model(client)
-            clock = Clock()
-            starts = _numbered(workload)
-            lists = await asyncio.gather(
-                *(
-                    _session(client, session, first, gate, clock, model)
-                    for first, session in zip(starts, workload.sessions, strict=True)
-                )
+        clock = Clock()
+        lists = await asyncio.gather(
+            *(
+                self._session(session, first, gate, clock, model)
+                for first, session in zip(_numbered(workload), workload.sessions, strict=True)
             )
+        )
         return [exchange for exchanges in lists for exchange in exchanges]
 
-    @asynccontextmanager
-    async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            base_url=self._url,
-            headers=self._headers,
-            limits=limits,
-            timeout=TIMEOUT,
-            trust_env=False,
-        ) as client:
-            yield client
+    def _first_model(self) -> str:
+        try:
+            response = httpx.get(
+                f"{self._url}/v1/models", headers=self._headers, timeout=TIMEOUT, trust_env=False
+            )
+            return str(response.json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise K3Error(
+                f"{self._url} names no model ({error!r}); start `k3 serve`, or see --url"
+            ) from error
+
+    async def _session(
+        self, session: Session, first: int, gate: asyncio.Semaphore, clock: Clock, model: str
+    ) -> list[Exchange]:
+        if (wait := session.at - clock.now()) > 0:
+            await asyncio.sleep(wait)
+        async with gate:
+            done = []
+            for index, call in enumerate(session.calls, first):
+                exchange = Exchange(call, index, clock.now())
+                await self._exchange(exchange, clock, model)
+                exchange.end = clock.now()
+                done.append(exchange)
+            return done
+
+    async def _exchange(self, exchange: Exchange, clock: Clock, model: str) -> None:
+        call = exchange.call
+        options = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        url = httpx.URL(self._url + call.path)
+        try:
+            exchange.received = await post(
+                url, self._headers, {**call.body, **options}, now=clock.now, silence=TIMEOUT
+            )
+        except OSError as error:
+            exchange.failure = f"{type(error).__name__}: {error}"
 
 
 class Clock:
@@ -116,48 +147,14 @@ def _numbered(workload: Workload) -> list[int]:
     return starts
 
 
-async def _first_model(client: httpx.AsyncClient) -> str:
+def _open(exchange: Exchange) -> None:
+    """Finds status and body in what was received."""
+    if exchange.failure:
+        return
     try:
-        response = await client.get("/v1/models")
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise K3Error(
-            f"{client.base_url} names no model ({error!r}); start `k3 serve`, or see --url"
-        ) from error
-
-
-async def _session(
-    client: httpx.AsyncClient,
-    session: Session,
-    first: int,
-    gate: asyncio.Semaphore,
-    clock: Clock,
-    model: str,
-) -> list[Exchange]:
-    if (wait := session.at - clock.now()) > 0:
-        await asyncio.sleep(wait)
-    async with gate:
-        done = []
-        for index, call in enumerate(session.calls, first):
-            exchange = Exchange(call, index, clock.now())
-            await _exchange(client, exchange, clock, model)
-            exchange.end = clock.now()
-            done.append(exchange)
-        return done
-
-
-async def _exchange(
-    client: httpx.AsyncClient, exchange: Exchange, clock: Clock, model: str
-) -> None:
-    call = exchange.call
-    body = {**call.body, "model": model, "stream": True, "stream_options": {"include_usage": True}}
-    try:
-        async with client.stream("POST", call.path, json=body) as response:
-            exchange.status = response.status_code
-            async for piece in response.aiter_raw():
-                exchange.pieces.append((clock.now(), piece))
-    except httpx.HTTPError as error:
-        exchange.failure = f"{type(error).__name__}: {error}"
+        exchange.status, exchange.pieces = opened(exchange.received)
+    except ValueError as error:
+        exchange.failure = str(error)
 
 
 def read(exchange: Exchange) -> Record:
@@ -219,7 +216,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return any(value for name, value in delta.items() if name != "role")
 
 
-def _events(pieces: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+def _events(pieces: Pieces) -> Pieces:
     """The data of each server-sent event, with the time at which its end came."""
     found, buffer = [], b""
     for at, piece in pieces:

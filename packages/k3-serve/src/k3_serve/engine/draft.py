@@ -89,9 +89,8 @@ class Draft:
         is_last = stop - len(drafted) == len(request.rows)
         return Slice(request, start, stop, request.slot, request.pages, is_last, drafted)
 
-    def plan(self) -> StepPlan:
-        """The finished step."""
-        slices = self.slices
+    def plan(self, slices: list[Slice]) -> StepPlan:
+        """The finished step of these slices, which are the draft's."""
         restores = tuple(
             Restore(r.slot, None if c is None else c.extent, r.num_computed)
             for r, c in self._restored.items()

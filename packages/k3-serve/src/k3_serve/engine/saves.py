@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from k3_serve.cache.index import PrefixIndex
 from k3_serve.cache.pages import OutOfPages
 from k3_serve.engine.draft import Draft
@@ -15,14 +17,17 @@ class Saves:
     def __init__(self, index: PrefixIndex) -> None:
         self._index, self._unit = index, index.unit
 
-    def plan(self, draft: Draft) -> None:
-        """Extents for the states that the step passes: the wanted ones and the latest."""
-        for one in sorted(draft.slices, key=lambda s: s.request.rank):
-            request = one.request
-            latest = one.stop // self._unit * self._unit
-            lasting = [n for n in request.wanted if one.start < n <= one.stop]
-            for num_tokens in sorted({*lasting, *([latest] if latest > one.start else [])}):
+    def plan(self, draft: Draft, slices: Iterable[Slice]) -> None:
+        """Extents for the states that the step's slices pass: the wanted ones and the latest."""
+        due = [(one, places) for one in slices if (places := self._places(one))]
+        for one, places in sorted(due, key=lambda pair: pair[0].request.rank):
+            for num_tokens in sorted(places):
                 self._plan_one(draft, one, num_tokens)
+
+    def _places(self, one: Slice) -> set[int]:
+        places = {n for n in one.request.wanted if one.start < n <= one.stop}
+        latest = one.stop // self._unit * self._unit
+        return places | {latest} if latest > one.start else places
 
     def register(self, save: Save, is_good: bool) -> None:
         """The forward has written a save, unless its request failed or did not get there."""

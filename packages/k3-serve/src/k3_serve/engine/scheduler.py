@@ -127,13 +127,16 @@ class Scheduler:
             key=lambda r: r.rank,
             default=None,
         )
+        present: set[str] = set()
         if suspect := next((r for r in self.requests if r.is_suspect), None):
             self._plan_alone(draft, suspect)
         else:
             self._plan_decodes(draft)
-            self._plan_prefills(draft)
-        self._saves.plan(draft)
-        return draft.plan()
+            present = self._plan_prefills(draft)
+        slices = draft.slices
+        self._shares.settle(slices, present)
+        self._saves.plan(draft, slices)
+        return draft.plan(slices)
 
     def _plan_alone(self, draft: Draft, request: RequestState) -> None:
         """A step of one request, for which all others make room if they must."""
@@ -152,8 +155,8 @@ class Scheduler:
                 draft.put(request, len(request.rows))
         draft.verify(self._unit, self.token_budget - self._unit - draft.num_tokens)
 
-    def _plan_prefills(self, draft: Draft) -> None:
-        """Prompts, within the rooms of their classes."""
+    def _plan_prefills(self, draft: Draft) -> set[str]:
+        """Prompts, within the rooms of their classes; the classes that have requests."""
         queues = self._queues()
         present = {r.request_class for r in self._running} | queues.keys()
         rooms = self._shares.rooms(present, {n: q[-1].num_computed for n, q in queues.items()})
@@ -162,7 +165,7 @@ class Scheduler:
         self._plan_rounds(draft, queues, rooms)
         if not draft.num_tokens:  # those that were to come first cannot be served
             self._plan_rounds(draft, self._queues(), dict.fromkeys(rooms, self.token_budget))
-        self._shares.settle(draft.slices, present)
+        return present
 
     def _plan_rounds(
         self, draft: Draft, queues: dict[str, list[RequestState]], rooms: dict[str, int]

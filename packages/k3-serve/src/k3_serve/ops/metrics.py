@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -79,15 +79,35 @@ TABLE = (
 )
 
 
+Family = TypeVar("Family", Counter, Gauge, Histogram)
+
+
+class _Families(dict[str, Family]):
+    """The metrics of one kind by name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+        self._children: dict[tuple[object, ...], Family] = {}
+
+    def child(self, name: str, labels: Labels) -> Family:
+        """What counts for these labels; kept, since the library takes its time to find it."""
+        key = (name, *labels.items())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self[name].labels(model=self._model, **labels)
+        return child
+
+
 class Metrics:
     """An `Observer` that keeps everything for Prometheus, labelled with the served model."""
 
     def __init__(self, model: str, *, has_vllm_names: bool = False) -> None:
         self._model = model
         self._registry = CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._counters: _Families[Counter] = _Families(model)
+        self._gauges: _Families[Gauge] = _Families(model)
+        self._histograms: _Families[Histogram] = _Families(model)
         for item in TABLE:
             self._declare(item)
         self._refreshers: list[Callable[[], None]] = []
@@ -97,13 +117,13 @@ class Metrics:
             self._aliases.register(_VllmNames(self))
 
     def count(self, name: str, amount: float = 1.0, labels: Labels = NONE) -> None:
-        self._counters[name].labels(model=self._model, **labels).inc(amount)
+        self._counters.child(name, labels).inc(amount)
 
     def observe(self, name: str, value: float, labels: Labels = NONE) -> None:
-        self._histograms[name].labels(model=self._model, **labels).observe(value)
+        self._histograms.child(name, labels).observe(value)
 
     def set(self, name: str, value: float, labels: Labels = NONE) -> None:
-        self._gauges[name].labels(model=self._model, **labels).set(value)
+        self._gauges.child(name, labels).set(value)
 
     def value(self, name: str, labels: Labels = NONE) -> float:
         """A counter or gauge summed over the labels not given; 0 for what nothing reported."""

@@ -133,7 +133,8 @@ class Concurrency:
 class SlowReader:
     """Gives up on a client that reads nothing for too long: its request ends and is freed.
 
-    A response waits for its reader without holding up others; this only bounds how long.
+    A response waits for its reader without holding up others; this only bounds how long. Nearly
+    all sends return at once, so a request has one timer that looks at them, not each send its own.
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
@@ -141,20 +142,37 @@ class SlowReader:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_stalled = False
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop, bound = asyncio.get_running_loop(), asyncio.timeout(None)
+        began: float | None = None  # when the send that goes on began
+        timer: asyncio.TimerHandle
 
-        async def bounded(message: Message) -> None:
-            nonlocal has_stalled
+        async def noted(message: Message) -> None:
+            nonlocal began
+            began = loop.time()
             try:
-                async with asyncio.timeout(self._seconds):
-                    await send(message)
-            except TimeoutError:
-                has_stalled = True
-                raise
+                await send(message)
+            finally:
+                began = None
 
+        def look() -> None:
+            nonlocal timer
+            now = loop.time()
+            due = (now if began is None else began) + self._seconds
+            if due <= now:
+                bound.reschedule(now)
+            else:
+                timer = loop.call_at(due, look)
+
+        look()
         try:
-            await self._app(scope, receive, bounded if scope["type"] == "http" else send)
-        except Exception:
-            if not has_stalled:
+            async with bound:
+                await self._app(scope, receive, noted)
+        except TimeoutError:
+            if not bound.expired():
                 raise
             logger.warning("a client read nothing for %g s; its request ends", self._seconds)
+        finally:
+            timer.cancel()

@@ -206,6 +206,22 @@ def test_a_reader_that_stands_still_is_given_up(caplog) -> None:  # type: ignore
     assert "a client read nothing for 0.05 s" in caplog.text
 
 
+def test_a_slow_reader_and_a_slow_answer_are_not_given_up() -> None:
+    sent = []
+
+    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0.12)  # an answer may take its time, however little one send may
+        for part in range(6):
+            await send({"type": "http.response.body", "body": b"x%d" % part})
+
+    async def slow(message: dict) -> None:
+        await asyncio.sleep(0.03)
+        sent.append(message)
+
+    asyncio.run(SlowReader(app, 0.08)({"type": "http"}, None, slow))
+    assert len(sent) == 6
+
+
 def test_another_failure_of_a_reader_is_not_swallowed() -> None:
     async def app(*_: object) -> None:
         raise TimeoutError("of something else")

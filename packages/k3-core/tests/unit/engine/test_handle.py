@@ -1,0 +1,80 @@
+"""The event stream: who waits in an event loop is woken, and no more often than needed."""
+
+import asyncio
+import threading
+
+from k3_core.engine.handle import EventStream
+from k3_core.engine.protocol import Event
+
+LAST = Event(1, -0.5, (), 0, "length")
+
+
+def event(token_id: int) -> Event:
+    return Event(token_id, -0.5, (), 0)
+
+
+async def taken(stream: EventStream) -> list[int | None]:
+    return [event.token_id async for event in stream]
+
+
+def test_the_events_of_a_step_wake_the_loop_once() -> None:
+    streams = [EventStream(str(i), 1) for i in range(5)]
+    calls: list[object] = []
+
+    async def main() -> list[list[int | None]]:
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *a: (calls.append(a), call(*a))[1]  # type: ignore
+        readers = [asyncio.create_task(taken(stream)) for stream in streams]
+        for step in range(3):
+            await asyncio.sleep(0.01)  # all of them wait by then
+            for stream in streams:
+                stream.put(event(step) if step < 2 else LAST)
+        return await asyncio.gather(*readers)
+
+    assert asyncio.run(main()) == [[0, 1, 1]] * 5
+    assert len(calls) == 3
+
+
+def test_no_event_is_lost_between_a_thread_and_the_loop() -> None:
+    count, streams = 2000, [EventStream(str(i), 1) for i in range(4)]
+
+    def step() -> None:
+        for token_id in range(count):
+            for stream in streams:
+                stream.put(event(token_id))
+        for stream in streams:
+            stream.put(LAST)
+
+    async def main() -> list[list[int | None]]:
+        readers = [asyncio.create_task(taken(stream)) for stream in streams]
+        thread = threading.Thread(target=step)
+        thread.start()
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(*readers)
+        thread.join()
+        return found
+
+    assert asyncio.run(main()) == [[*range(count), 1]] * 4
+
+
+def test_a_reader_that_gave_up_and_a_loop_that_ended_hold_up_nobody() -> None:
+    gone, other = EventStream("a", 1), EventStream("b", 1)
+
+    async def give_up() -> None:
+        first, second = (asyncio.create_task(taken(stream)) for stream in (gone, other))
+        await asyncio.sleep(0)
+        first.cancel()
+        gone.put(event(0))
+        other.put(LAST)
+        assert await second == [1]
+
+    async def leave() -> None:
+        task = asyncio.create_task(taken(gone))
+        await asyncio.sleep(0)
+        assert not task.done()  # it took event 0 and waits for the next
+
+    asyncio.run(give_up())
+    asyncio.run(leave())
+    gone.put(LAST)  # nobody is there any more
+    assert [found.token_id for found in gone] == [1]
