@@ -25,7 +25,7 @@ class Stacked:
     def weights(self) -> list[nn.Parameter]:
         """The parameters, as the submodules hold them now."""
         modules = self._owner._modules
-        return [modules[name].weight for name in self._names]  # type: ignore[union-attr, misc]
+        return [modules[name]._parameters["weight"] for name in self._names]  # type: ignore
 
     def joined(self) -> Tensor | None:
         """The weights as one, if they lie side by side."""
@@ -53,21 +53,17 @@ class Projections:
     def __init__(self, owner: nn.Module, *groups: tuple[str, ...]) -> None:
         self.stacked = Stacked(owner, *(name for group in groups for name in group))
         self._owner, self._groups = owner, groups
+        rows = iter([weight.shape[0] for weight in self.stacked.weights()])
+        self._sizes = [sum(next(rows) for _ in group) for group in groups]
 
     def __call__(self, x_TD: Tensor) -> Sequence[Tensor]:
         """The outputs of each group side by side, [T, sum of the group's out]."""
         joined = self.stacked.usable()
         if joined is not None:
-            return F.linear(x_TD, joined).split_with_sizes(self._sizes(), dim=-1)
-        parts = [[self._linear(name)(x_TD) for name in group] for group in self._groups]
+            return F.linear(x_TD, joined).split_with_sizes(self._sizes, dim=-1)
+        modules = self._owner._modules
+        parts = [[modules[name](x_TD) for name in group] for group in self._groups]  # type: ignore
         return [own[0] if len(own) == 1 else torch.cat(own, dim=-1) for own in parts]
-
-    def _linear(self, name: str) -> nn.Module:
-        return getattr(self._owner, name)  # type: ignore[no-any-return]
-
-    def _sizes(self) -> list[int]:
-        counts = iter([weight.shape[0] for weight in self.stacked.weights()])
-        return [sum(next(counts) for _ in group) for group in self._groups]
 
 
 def join(model: nn.Module) -> None:
