@@ -15,7 +15,7 @@ def _loops(op: str, summary: str) -> Impl:
         target=f"k3_kernels.{op}.loops:{op}",
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32", "float64"}),
-        features=FEATURES[op],
+        features=FEATURES[op] | {"graph_safe"},
         requires=("numba>=0.61",),
         priority=20,
         summary=summary,

@@ -1,8 +1,8 @@
 """Drawing the next token (report 5.4: sampling parameters belong to the request).
 
-Legend: B rows, R of them that are drawn, V vocabulary, K likeliest tokens. A row's result depends on its logits, its
-`Sampling`, and on (seed, position) alone: a counter-based uniform number replaces generator state,
-so batching, suspension and the order of requests never change an answer.
+Legend: B rows, R of them that are drawn, V vocabulary, K likeliest tokens. A row's result depends
+on its logits, its `Sampling`, and on (seed, position) alone: a counter-based uniform number
+replaces generator state, so batching, suspension and the order of requests never change an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 
 from k3_core.engine.protocol import Sampling, TokenLogprob
-
 
 NUCLEUS = 64
 """Likeliest tokens of a row among which its nucleus is looked for before all are sorted."""

@@ -113,14 +113,12 @@ class Decoder(nn.Module):
     def embed(self, input_ids_T: Tensor) -> Tensor:
         """Token embeddings [T, D]; raises IndexError for an id outside the vocabulary."""
         weight = self.embed_tokens.weight
-        # On a GPU the look at the values would cost a sync.
-        if input_ids_T.device.type == "cpu" and input_ids_T.numel():
+        try:
+            return nn.functional.embedding(input_ids_T, weight)
+        except IndexError:  # on a CPU; a GPU stops at the next call that waits for it
             low, high = (int(bound) for bound in input_ids_T.aminmax())
-            if low < 0 or high >= len(weight):
-                raise IndexError(
-                    f"ids are in {low}..{high}, the vocabulary is 0..{len(weight) - 1}"
-                )
-        return nn.functional.embedding(input_ids_T, weight)
+            message = f"ids are in {low}..{high}, the vocabulary is 0..{len(weight) - 1}"
+            raise IndexError(message) from None
 
     def forward(
         self, embeds_TD: Tensor, batch: SequenceBatch, recorder: Recorder

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.attn_res import cpu
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
 from k3_kernels.loops.math import exp
@@ -24,7 +25,8 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
         return cpu.attn_res(values, norm_D, proj_1D, eps=eps)
     mix_TD = torch.empty_like(values[0])
     num_rows, width = mix_TD.shape
-    _mix_rows(
+    launch(
+        _mix_rows,
         addresses(values),
         len(values),
         norm_D.data_ptr(),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.attn_res.loops import addresses, fits, mix_row, query
 from k3_kernels.depth_read import cpu
 from k3_kernels.loops import DTYPES, compiled, takes, vector
@@ -41,7 +42,8 @@ def depth_read(
     num_rows, width = prefix_TD.shape
     x_TD = torch.empty_like(prefix_TD)
     sum_TD = prefix_TD if added_TD is None else torch.empty_like(prefix_TD)
-    _read_rows(
+    launch(
+        _read_rows,
         addresses((*sources, sum_TD)),
         len(sources) + 1,
         prefix_TD.data_ptr(),

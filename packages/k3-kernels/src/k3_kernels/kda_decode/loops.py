@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.kda_decode import cpu
 from k3_kernels.kda_decode.rows import decode_rows
 from k3_kernels.loops import DTYPES, MAX_TOKENS, takes
@@ -37,7 +38,11 @@ def kda_decode(
 ) -> Tensor:
     """y [B, W, H, V]; arguments and results as `k3_core.ops.kda_decode.KdaDecode`."""
     inputs = (x_BWC, gate_BWHK, beta_BWH, out_gate_BWHV)
-    weights = (conv_weight_C1R, A_log_H, dt_bias_HK, norm_weight_V)
+    # In a float64 model they are float32 (architecture 2.1).
+    weights = tuple(
+        w if w.dtype is x_BWC.dtype else w.to(x_BWC.dtype)
+        for w in (conv_weight_C1R, A_log_H, dt_bias_HK, norm_weight_V)
+    )
     pools = (state_SHVK, window_SCR, slots_B)
     records = (keys_BWHK, writes_BWHV)
     y_BWHV = None
@@ -94,7 +99,8 @@ def _decode(
     if not has_rows:
         return None
     y = torch.empty_like(out_gate, memory_format=torch.contiguous_format)
-    has_run = decode_rows(
+    has_run = launch(
+        decode_rows,
         (x.data_ptr(), gate.data_ptr(), beta.data_ptr(), out_gate.data_ptr()),
         (xb, xw, gb, gw, bb, bw, ob, ow),
         (taps.data_ptr(), A_log.data_ptr(), dt_bias.data_ptr(), norm_weight.data_ptr()),

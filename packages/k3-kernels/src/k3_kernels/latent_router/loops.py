@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from k3_core.ops.latent_router import reference
+from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, compiled, part, takes, vector
 from k3_kernels.loops.math import products
 
@@ -33,7 +34,8 @@ def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[T
     x_TD = x_TD.contiguous()
     latent_TL = x_TD.new_empty(num_tokens, num_latent)
     logits_TE = x_TD.new_empty(num_tokens, num_experts)
-    _project(
+    launch(
+        _project,
         x_TD.data_ptr(),
         latent_LD.data_ptr(),
         router_ED.data_ptr(),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.launch import last_contiguous
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
 from k3_kernels.loops.math import exp, products
@@ -52,7 +53,8 @@ def mla_decode(
         latent_row, latent_head, _ = q_latent_BHC.stride()
         rope_row, rope_head, _ = q_rope_BHR.stride()
         out_BHC = q_latent_BHC.new_empty(q_shape)
-        are_valid = _attend(
+        are_valid = launch(
+            _attend,
             q_latent_BHC.data_ptr(),
             q_rope_BHR.data_ptr(),
             pages_PLX.data_ptr(),

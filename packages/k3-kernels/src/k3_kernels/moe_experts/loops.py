@@ -17,6 +17,7 @@ from k3_core.ops.moe_experts.reference import Activation
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_core.quant.mx import E2M1_VALUES
+from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, compiled, part, takes, vector
 from k3_kernels.loops.math import products
 from k3_kernels.moe_experts import cpu
@@ -83,7 +84,8 @@ def _on_loops(
     out_TN = x_TD.new_empty(num_tokens, num_out)
     gate, up, down = stacks
     gate_scale, up_scale, down_scale = scales or stacks
-    are_valid = _experts(
+    are_valid = launch(
+        _experts,
         x_TD.data_ptr(),
         idx_Tk.data_ptr(),
         weight_Tk.data_ptr(),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
 from k3_kernels.rms_norm import cpu
 
@@ -22,7 +23,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     x, weight_D = x.contiguous(), weight_D.contiguous()
     y = torch.empty_like(x)
     dtype = DTYPES[x.dtype]
-    _norm_rows(x.data_ptr(), weight_D.data_ptr(), y.data_ptr(), num_rows, width, eps, dtype)
+    launch(_norm_rows, x.data_ptr(), weight_D.data_ptr(), y.data_ptr(), num_rows, width, eps, dtype)
     return y
 
 

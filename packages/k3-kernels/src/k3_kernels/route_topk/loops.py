@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.route_topk import Routes, reference
+from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
 from k3_kernels.loops.math import exp
 
@@ -58,7 +59,8 @@ def route_topk(
         logits_TE.new_empty(num_tokens, num_experts),
         logits_TE.new_empty(num_tokens),
     )
-    _route_rows(
+    launch(
+        _route_rows,
         logits_TE.data_ptr(),
         bias_E.data_ptr(),
         routes.idx_Tk.data_ptr(),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, compiled, part, takes
 from k3_kernels.loops.math import exp, expm1
 from k3_kernels.situ_glu import cpu
@@ -24,7 +25,8 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
     up, up_stride = _rows(up)
     out = gate.new_empty(shape)
     width = shape[-1] if shape else 1
-    _situ_rows(
+    launch(
+        _situ_rows,
         gate.data_ptr(),
         up.data_ptr(),
         out.data_ptr(),

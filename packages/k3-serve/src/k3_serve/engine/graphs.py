@@ -1,7 +1,8 @@
-"""Steps that only decode as CUDA graphs: one replay for hundreds of launches (serving.md 3).
+"""Steps that only decode as graphs: one replay for hundreds of launches (serving.md 3).
 
-A graph is kept for each bucket of rows and of page columns, captured when a step first needs it,
-on rows that are all padded. Its inputs are three numbers a row: token id, slot, position.
+A graph is a CUDA graph or, on a CPU, a recording (`k3_core.replay`). One is kept for each bucket of
+rows and of page columns, captured when a step first needs it, on rows that are all padded. Its
+inputs are three numbers a row: token id, slot, position.
 
 Legend: B rows, V vocabulary, D model width.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from k3_core.engine.sequence import Sequence
 from k3_core.model.batch import PADDED, SequenceBatch
 from k3_core.ops import OpSet
+from k3_core.replay import Recording
 from k3_serve.engine.paged import PagedCache
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.request import RequestState
@@ -77,17 +79,14 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Runs decode-only steps of at most `max_rows` rows on a model and an open cache.
-
-    Without `is_captured` (CPU) the same static step runs eagerly, for tests.
-    """
+    """Runs decode-only steps of at most `max_rows` rows on a model and an open cache."""
 
     def __init__(self, model: K3ForConditionalGeneration, cache: PagedCache, max_rows: int) -> None:
         self._model, self._cache = model, _Unbooked(cache)
         self._max_rows = max_rows
-        self._is_captured = cache.device.type == "cuda"
+        self._is_cuda = cache.device.type == "cuda"
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
+        self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
     def takes(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> bool:
         """Whether a step is one token of each of its requests, which want its logits."""
@@ -104,7 +103,7 @@ class DecodeGraphs:
     def run(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Logits [B, V] and output mix [B, D] of the plan's decodes, until the next such run."""
         rows = plan.decodes
-        num_rows = min(1 << (len(rows) - 1).bit_length(), self._max_rows)
+        num_rows = self._num_rows(len(rows))
         most_tokens = max(one.stop for one in rows)
         graph = self._graph(num_rows, self._num_columns(most_tokens))
         ids = [one.request.rows[one.start] for one in rows]
@@ -115,6 +114,10 @@ class DecodeGraphs:
         graph.inputs_3B.copy_(graph.host_3B, non_blocking=True)
         graph.replay()
         return graph.logits_BV[: len(rows)], graph.mix_BD[: len(rows)]
+
+    def _num_rows(self, num_rows: int) -> int:
+        """Padded rows cost a GPU next to nothing and a CPU as much as others."""
+        return min(1 << (num_rows - 1).bit_length(), self._max_rows) if self._is_cuda else num_rows
 
     def _num_columns(self, num_tokens: int) -> int:
         columns, wanted = FEWEST_COLUMNS, -(-num_tokens // self._cache.page_tokens)
@@ -133,7 +136,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _capture(self, num_rows: int, num_columns: int) -> _Graph:
-        host_3B = torch.zeros(3, num_rows, dtype=torch.int64, pin_memory=self._is_captured)
+        host_3B = torch.zeros(3, num_rows, dtype=torch.int64, pin_memory=self._is_cuda)
         host_3B[1] = PADDED
         inputs_3B = host_3B.to(self._cache.device, copy=True)
 
@@ -144,14 +147,9 @@ class DecodeGraphs:
             assert output.logits is not None
             return output.logits, output.mix_TD
 
-        if not self._is_captured:
-            results = step()
-
-            def replay() -> None:
-                for result, new in zip(results, step(), strict=True):
-                    result.copy_(new)
-
-            return _Graph(host_3B, inputs_3B, *results, replay)
+        if not self._is_cuda:
+            recording = Recording(step)
+            return _Graph(host_3B, inputs_3B, *recording.result, recording.replay)
         stream = torch.cuda.Stream(self._cache.device)
         stream.wait_stream(torch.cuda.current_stream(self._cache.device))
         with torch.cuda.stream(stream):

@@ -72,10 +72,8 @@ class PagedRunner:
         """Allocates the arena and the slots."""
         arena = Arena(self.layout, num_pages, self.model.device)
         self._cache = PagedCache(arena, num_slots, max_length)
-        if self.model.device.type != "cuda":
-            return
         if unsafe := unsafe_ops(self.model.ops):
-            logger.info("decode steps run without CUDA graphs: %s", ", ".join(unsafe))
+            logger.info("decode steps run without graphs: %s", ", ".join(unsafe))
         else:
             self._graphs = DecodeGraphs(self.model, self._cache, num_slots)
 
@@ -106,7 +104,7 @@ class PagedRunner:
             try:
                 return self._replay(plan, cache, self._graphs)
             except CaptureError as error:
-                logger.warning("decode steps run without CUDA graphs from now on: %s", error)
+                logger.warning("decode steps run without graphs from now on: %s", error)
                 self._graphs = None
         staged, extents = self._stage(plan, cache)
         batch = SequenceBatch.from_lengths(
