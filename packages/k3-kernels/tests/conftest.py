@@ -21,6 +21,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 torch.set_num_threads(1)
 
 collect_ignore_glob = [] if find_spec("triton") else ["unit/ops/*", "unit/kda/*"]
+if not find_spec("numba"):
+    collect_ignore_glob += ["unit/cpu/test_loops_*"]
 
 
 @pytest.fixture(scope="session")

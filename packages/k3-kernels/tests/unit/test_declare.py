@@ -43,6 +43,7 @@ def test_torch_variants_need_nothing_and_can_all_that_the_reference_can(impl: Im
     assert impl.features == reference.features
 
 
+@pytest.mark.skipif(not find_spec("numba"), reason="numba is not installed")
 @pytest.mark.parametrize("impl", LOOPS, ids=lambda impl: impl.name)
 def test_loops_come_first_on_a_cpu_in_what_they_compute(impl: Impl, monkeypatch):
     assert callable(impl.load())
