@@ -58,9 +58,9 @@ class OwnServer:
         )
         one = replace(CLASSES[0], max_rows=CLASSES[-1].max_rows)
         classes = CLASSES if self.has_budgets else (one,)
-        return ContinuousEngine(
-            model, tokenizer, max_batch=self.max_batch, classes=classes
-        ), tokenizer
+        engine = ContinuousEngine(model, tokenizer, max_batch=self.max_batch, classes=classes)
+        engine.prepare()
+        return engine, tokenizer
 
     @contextmanager
     def running(self) -> Iterator[str]:

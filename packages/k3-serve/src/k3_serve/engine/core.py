@@ -172,6 +172,10 @@ class ContinuousEngine(ThreadedEngine):
         num_restoring = 0 if self._restores is None else self._restores.num_waiting
         return stats_of(self._scheduler, num_restoring, self._tiers)
 
+    def prepare(self) -> None:
+        """Compiles what a decode step runs, so that no request waits for it."""
+        self._call(self._runner.prepare)
+
     def sleep(self) -> None:
         """Frees the cache and pauses the requests until `wake`; the weights stay."""
         self._call(self._sleep)

@@ -88,6 +88,10 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
+    def prepare(self) -> None:
+        """Captures the smallest graph, for which kernels are compiled. Raises CaptureError."""
+        self._graph(1, self._num_columns(1))
+
     def takes(self, plan: StepPlan, sequences: Mapping[RequestState, Sequence]) -> bool:
         """Whether a step is one token of each of its requests, which want its logits."""
         if plan.prefills or not 0 < len(plan.decodes) <= self._max_rows:

@@ -77,6 +77,19 @@ class PagedRunner:
         else:
             self._graphs = DecodeGraphs(self.model, self._cache, num_slots)
 
+    def prepare(self) -> None:
+        """Compiles what a decode step runs, where it is not in a cache of compiled code."""
+        if self._graphs is None:
+            return
+        try:
+            self._graphs.prepare()
+        except CaptureError as error:
+            self._give_up_graphs(error)
+
+    def _give_up_graphs(self, error: CaptureError) -> None:
+        logger.warning("decode steps run without graphs from now on: %s", error)
+        self._graphs = None
+
     def close(self) -> None:
         """Frees the arena and the slots."""
         self._cache = self._graphs = None
@@ -104,8 +117,7 @@ class PagedRunner:
             try:
                 return self._replay(plan, cache, self._graphs)
             except CaptureError as error:
-                logger.warning("decode steps run without graphs from now on: %s", error)
-                self._graphs = None
+                self._give_up_graphs(error)
         staged, extents = self._stage(plan, cache)
         batch = SequenceBatch.from_lengths(
             [one.num_tokens for one in plan.slices],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -154,6 +155,9 @@ class Server:
         except ValueError as error:
             raise K3Error(f"the engine cannot be made: {error}") from error
         stack.enter_context(engine)
+        begin = time.monotonic()
+        engine.prepare()
+        say(f"decode steps: prepared in {time.monotonic() - begin:.1f} s")
         app = create_app(engine, tokenizer, model.name, self.settings, metrics)
         return app, engine, loaded.ops
 

@@ -75,3 +75,16 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch, caplog):
     assert [a.token_ids for a in made.answer(requests((3, 17)))] == [a.token_ids for a in expected]
     assert made._runner._graphs is None
     assert "without graphs from now on: ZeroDivisionError" in caplog.text
+
+
+def test_a_first_graph_can_be_prepared_and_its_refusal_is_no_error(monkeypatch, caplog):
+    made = engine()
+    made._runner.prepare()
+    assert set(made._runner._graphs._graphs) == {(1, FEWEST_COLUMNS)}
+    answer = made.answer(requests((5,)))[0]
+    assert answer.token_ids == engine(has_graphs=False).answer(requests((5,)))[0].token_ids
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: 1 / 0)
+    other = engine()
+    other._runner.prepare()
+    assert other._runner._graphs is None and "ZeroDivisionError" in caplog.text
+    other._runner.prepare()

@@ -221,7 +221,7 @@ def test_sigterm_lets_a_stream_end_and_exits_with_0(folder, tmp_path) -> None:  
     options = ["--admin-socket", str(plane), "--weights-root", str(folder), "--log-level", "info"]
     with Process(folder, *options, **{API_KEYS: KEY, ADMIN_KEYS: ADMIN_KEY}) as process:
         port = process.wait()
-        assert re.search(r"mla_decode +mla_decode\.cpu by auto", process.said)
+        assert re.search(r"mla_decode +mla_decode\.numba by auto", process.said)
         assert "memory: weights take" in process.said
         assert f"admin plane on {plane}" in process.said
         assert ask(port, "GET", "/health", key="").status == 200
