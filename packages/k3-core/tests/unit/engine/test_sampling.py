@@ -169,7 +169,7 @@ def test_the_nucleus_is_that_of_a_sort_of_all_tokens(kind, num_tokens) -> None:
         kept = _keep_nucleus(probs, torch.full((7, 1), top_p, dtype=torch.float64))
         for row, found in zip(probs.tolist(), kept.tolist(), strict=True):
             wanted, mass = [0.0] * num_tokens, 0.0
-            for index in sorted(range(num_tokens), key=lambda i: (-row[i], i)):  # noqa: B023
+            for index in sorted(range(num_tokens), key=lambda i: (-row[i], i)):
                 if mass >= top_p:
                     break
                 wanted[index] = row[index]
