@@ -1,8 +1,10 @@
 """Drawing the next token (report 5.4: sampling parameters belong to the request).
 
-Legend: B rows, R of them that are drawn, V vocabulary, K likeliest tokens. A row's result depends
-on its logits, its `Sampling`, and on (seed, position) alone: a counter-based uniform number
-replaces generator state, so batching, suspension and the order of requests never change an answer.
+Legend: B rows, R of them that are drawn, V vocabulary, K likeliest tokens.
+
+A row's result depends on its logits, its `Sampling`, and on (seed, position) alone: a counter-based
+uniform number replaces generator state, so batching, suspension and the order of requests never
+change an answer.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def choose_rows(
     `positions` are the indices that the tokens will have in their sequences. With top-p the draw
     is from the fewest likeliest tokens whose probability reaches `top_p`. A mask (boolean [V])
     takes tokens out after the bias; one at least must be allowed. The rows are computed together,
-    so that a GPU is waited for once.
+    so that a GPU is waited for once, and once more with top-p.
     """
     if any(s.temperature > 0 and s.seed is None for s in samplings):
         raise ValueError("a sampled request needs a seed; the engine fixes one at submission")
@@ -103,7 +105,7 @@ def _keep_nucleus(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tenso
     is large or ends among equal probabilities.
     """
     best_RK = probs_RV.topk(min(NUCLEUS, probs_RV.shape[1])).values
-    num_R1 = (best_RK.cumsum(-1) - best_RK < top_p_R1).sum(-1, keepdim=True)
+    num_R1 = (best_RK.cumsum(-1) - best_RK < top_p_R1).sum(-1, keepdim=True).clamp(min=1)
     least_R1 = best_RK.gather(1, num_R1 - 1)
     next_R1 = best_RK.gather(1, num_R1.clamp(max=best_RK.shape[1] - 1))
     kept_RV = torch.where(probs_RV < least_R1, 0, probs_RV)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -27,6 +28,9 @@ from k3_serve.ops.startup import check_memory, explain
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
 from k3_serve.spec.choose import check_draft
+
+if TYPE_CHECKING:
+    from k3_serve.engine.core import ContinuousEngine
 
 Say = Callable[[str], object]
 
@@ -118,6 +122,9 @@ class Server:
                 admin = stack.enter_context(self.admin.listening())
             metrics = Metrics(model.name, has_vllm_names=self.settings.has_vllm_names)
             app, engine, ops = self._load(stack, metrics)
+            begin = time.monotonic()
+            engine.prepare()
+            memory += f"; decode steps took {time.monotonic() - begin:.1f} s to prepare"
             for line in (*explain(ops.resolutions), memory):
                 say(line)
             state: ServerState = app.state.server
@@ -130,7 +137,7 @@ class Server:
             say(self._banner(engine, *listener.getsockname()[:2]))
             run(app, listener, self.settings, tls=self.tls, admin=plane)
 
-    def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, Engine, OpSet]:
+    def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, ContinuousEngine, OpSet]:
         import torch
 
         from k3_core.engine.load import load_model
@@ -155,9 +162,6 @@ class Server:
         except ValueError as error:
             raise K3Error(f"the engine cannot be made: {error}") from error
         stack.enter_context(engine)
-        begin = time.monotonic()
-        engine.prepare()
-        say(f"decode steps: prepared in {time.monotonic() - begin:.1f} s")
         app = create_app(engine, tokenizer, model.name, self.settings, metrics)
         return app, engine, loaded.ops
 
