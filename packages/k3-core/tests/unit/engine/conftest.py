@@ -40,6 +40,8 @@ class FakeModel(torch.nn.Module):
         self.raising_ids: set[int] = set()
         self.gate: Callable[[], object] = lambda: None
         self.batch_sizes: list[int] = []
+        self.begun: list[int] = []
+        """The first id of every prompt, in the order in which they were begun."""
 
     def new_cache(self, batch_size: int) -> FakeCache:
         return FakeCache(batch_size)
@@ -66,6 +68,8 @@ class FakeModel(torch.nn.Module):
         for slot, start, length in zip(batch.slots, batch.starts, batch.seqlens, strict=True):
             fed = batch.cache.fed[slot]
             assert start == len(fed)
+            if start == 0:
+                self.begun.append(ids[at])
             for token_id in ids[at : at + length]:
                 fed.append(token_id)
                 rows.append(self.row(fed))

@@ -223,26 +223,17 @@ def test_abort_ends_waiting_and_running_requests(engine, fake_model) -> None:  #
 
 
 def test_higher_priority_is_served_first(fake_model) -> None:  # type: ignore[no-untyped-def]
-    order: list[str] = []
     reached, go = pause_after(fake_model, 1)
     with SimpleEngine(fake_model, max_batch=1) as engine:
-        first = engine.submit(request([1]))
+        handles = [engine.submit(request([1]))]
         assert reached.wait(10)
-        items = {"low": 0, "high": 5, "mid": 2}
-        handles = {n: engine.submit(replace(request([1]), priority=p)) for n, p in items.items()}
-
-        def watch(name: str) -> None:
-            list(handles[name])
-            order.append(name)
-
-        threads = [threading.Thread(target=watch, args=(name,)) for name in items]
-        for thread in threads:
-            thread.start()
+        for priority in (0, 5, 2):
+            prompt = request([10 + priority])
+            handles.append(engine.submit(replace(prompt, priority=priority)))
         go.set()
-        list(first)
-        for thread in threads:
-            thread.join(10)
-    assert order == ["high", "mid", "low"]
+        for handle in handles:
+            list(handle)
+    assert fake_model.begun == [1, 15, 12, 10]
 
 
 def test_async_consumers_share_one_loop(engine, fake_model) -> None:  # type: ignore[no-untyped-def]
