@@ -38,7 +38,7 @@ def serve(
     dtype: Dtype = "float32",
     experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: one core less.")] = 0,
     cache_size: Annotated[str, typer.Option(help=SIZE)] = "",
     cpu_cache: Annotated[str, typer.Option(help=CPU_CACHE)] = "",
     disk_cache: Annotated[Path | None, typer.Option(help=DISK_CACHE)] = None,

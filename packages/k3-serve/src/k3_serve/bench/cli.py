@@ -49,7 +49,7 @@ def serve(
     dtype: Dtype = "float32",
     experts: Experts = "dequantized",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: torch's number.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: one core less.")] = 0,
     without_budgets: Budgets = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0,
     requests: Count = 0,

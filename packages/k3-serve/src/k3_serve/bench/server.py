@@ -45,14 +45,12 @@ class OwnServer:
 
     def engine(self) -> tuple[Engine, K3Tokenizer]:
         """Loads the model, in the process that serves it."""
-        import torch
-
         from k3_core.engine.load import load_model
         from k3_serve.engine.classes import CLASSES
         from k3_serve.engine.core import ContinuousEngine
+        from k3_serve.ops.startup import set_threads
 
-        if self.threads:
-            torch.set_num_threads(self.threads)
+        set_threads(self.threads)
         model, tokenizer = load_model(
             self.model, device=self.device, dtype=self.dtype, experts=self.experts
         )

@@ -24,7 +24,7 @@ from k3_serve.ops.auth import ADMIN_KEYS, API_KEYS, KeyRing
 from k3_serve.ops.metrics import Metrics
 from k3_serve.ops.run import Tls, bind, bind_unix, run
 from k3_serve.ops.sizes import CacheChoice
-from k3_serve.ops.startup import check_memory, explain
+from k3_serve.ops.startup import check_memory, explain, set_threads
 from k3_serve.ops.state import ServerState
 from k3_serve.settings import Settings
 from k3_serve.spec.choose import check_draft
@@ -138,15 +138,12 @@ class Server:
             run(app, listener, self.settings, tls=self.tls, admin=plane)
 
     def _load(self, stack: ExitStack, metrics: Metrics) -> tuple[FastAPI, ContinuousEngine, OpSet]:
-        import torch
-
         from k3_core.engine.load import load_model
         from k3_serve.api.app import create_app
         from k3_serve.engine.core import ContinuousEngine
 
         model = self.model
-        if model.threads:
-            torch.set_num_threads(model.threads)
+        set_threads(model.threads)
         loaded, tokenizer = load_model(
             model.model, device=model.device, dtype=model.dtype, experts=model.experts
         )

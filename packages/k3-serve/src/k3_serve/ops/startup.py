@@ -18,6 +18,14 @@ GIB = 2**30
 TRAINING_OPS = ("kda_segment", "linear_cross_entropy", "mx_quantize", "newton_schulz")
 
 
+def set_threads(wanted: int) -> None:
+    """Has torch compute on so many threads; 0 leaves one core to the threads of the API, for which
+    products on all cores would wait at every call."""
+    import torch
+
+    torch.set_num_threads(wanted or max(1, torch.get_num_threads() - 1))
+
+
 def weight_bytes(entries: Iterable[TensorEntry], dtype: str, experts: str) -> int:
     """Bytes of the loaded weights: `dtype` values, packed experts as stored or decoded."""
     total, item = 0, ITEM_BYTES[dtype]
