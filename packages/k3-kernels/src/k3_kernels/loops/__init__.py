@@ -34,6 +34,9 @@ Function = TypeVar("Function", bound=Callable)
 
 MAX_TOKENS = 64
 
+MAX_VALUES = 2**21
+"""Numbers of an input of an op that passes over memory once or twice, for `is_for_one_thread`."""
+
 DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 """What compiled functions compute in, as they take it."""
 
