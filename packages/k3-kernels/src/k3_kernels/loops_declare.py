@@ -25,9 +25,11 @@ def _loops(op: str, summary: str) -> Impl:
 IMPLS = [
     _loops("attn_res", "scores and mix in one loop over the sources"),
     _loops("depth_read", "sum, mix and norm in one loop"),
+    _loops("kda_chunk", "token by token, a head's state in the cache"),
     _loops("kda_decode", "one loop from the projections to the norm"),
     _loops("kda_replay", "accepted tokens one by one, in one loop"),
     _loops("rms_norm", "one loop for a few tokens"),
+    _loops("short_conv", "taps and SiLU of a token in one loop"),
     _loops("situ_glu", "one loop for a few values"),
     _loops("latent_router", "both products of a few tokens in one call"),
     _loops("route_topk", "scores, choice and weights of a few tokens in one call"),

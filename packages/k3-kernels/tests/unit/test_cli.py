@@ -42,11 +42,11 @@ def test_list_says_what_is_used_and_why_nothing_else_is(capsys):
     assert run(["kernels", "list", "--device", "cpu", "--json"]) == 0
     answers = {one["implements"]: one for one in json.loads(capsys.readouterr().out)}
     assert tuple(answers) == OP_NAMES
-    chunk = answers["kda_chunk"]
-    assert (chunk["chosen"], chunk["source"]) == ("kda_chunk.cpu", "auto")
-    reasons = {one["name"]: one["reason"] for one in chunk["rejected"]}
-    assert reasons["kda_chunk.triton"] == "runs on cuda, not on cpu"
-    assert reasons["kda_chunk.reference"] == "priority 0, below 10 of kda_chunk.cpu"
+    segment = answers["kda_segment"]
+    assert (segment["chosen"], segment["source"]) == ("kda_segment.cpu", "auto")
+    reasons = {one["name"]: one["reason"] for one in segment["rejected"]}
+    assert reasons["kda_segment.triton"] == "runs on cuda, not on cpu"
+    assert reasons["kda_segment.reference"] == "priority 0, below 10 of kda_segment.cpu"
 
 
 def test_list_as_a_table_follows_the_environment(capsys, monkeypatch):

@@ -57,9 +57,10 @@ def test_loops_come_first_on_a_cpu_in_what_they_compute(impl: Impl, monkeypatch)
 
 
 @pytest.mark.parametrize("op", ["kda_chunk", "kda_segment", "short_conv", "mla_prefill"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_torch_form_serves_what_has_no_triton(op, device):
-    found = resolve("kernel", op, device=device, features=["backward"], capability=A100)
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "bfloat16"), ("cuda", "float32")])
+def test_the_torch_form_serves_what_has_no_triton(op, device, dtype):
+    needs = {"dtype": dtype, "features": ["backward"], "capability": A100}
+    found = resolve("kernel", op, device=device, **needs)
     assert (found.chosen.name, found.source) == (f"{op}.cpu", "auto")
 
 

@@ -136,7 +136,7 @@ def test_info(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["environment"]["K3_SERVE_API_KEY"] == "(hidden)"
     assert report["more"] == {"probe_plugin licence": "MIT"}
     choices = report["choices on cpu in float32"]
-    assert choices["kernel kda_chunk"] == "kda_chunk.cpu by auto"
+    assert choices["kernel kda_segment"] == "kda_segment.cpu by auto"
     assert choices["kernel probe"] == "probe.fine by auto"
     assert "attention kda" not in choices  # nothing to choose between
     shown = f"{len(list_impls())}, table {table_hash()[:12]}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from k3_core.replay import launch
 from k3_kernels.attn_res import cpu
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
+from k3_kernels.loops import DTYPES, MAX_VALUES, compiled, is_for_one_thread, takes, vector
 from k3_kernels.loops.math import exp
 
 MAX_SOURCES = 16
@@ -49,7 +49,7 @@ def fits(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor) -> bool:
     return (
         len(values) <= MAX_SOURCES
         and len(shape) == 2
-        and shape[0] <= MAX_TOKENS
+        and is_for_one_thread(shape[0] * shape[1], MAX_VALUES)
         and norm_D.shape == shape[1:]
         and proj_1D.shape == (1, shape[1])
         and norm_D.is_contiguous()

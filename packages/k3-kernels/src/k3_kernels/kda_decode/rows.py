@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from k3_kernels.kda_step.token_loops import advance, decay, move_window, normalize, slots_fit
+from k3_kernels.kda_step.token_loops import head_step, move_window, slots_fit
 from k3_kernels.loops import compiled, vector
 from k3_kernels.loops.math import exp
 from k3_kernels.rms_norm.loops import norm_row
@@ -145,11 +145,20 @@ def _heads(
         own_k, own_v = slice(h * num_k, (h + 1) * num_k), slice(h * num_v, (h + 1) * num_v)
         q_K, k_K = qkv_C[own_k], qkv_C[num_keys:][own_k]
         v_V, y_V, out_gate_V = qkv_C[2 * num_keys :][own_v], y_HV[own_v], out_gate_HV[own_v]
-        normalize(q_K, scale)
-        normalize(k_K, 1.0)
-        decay(gate_HK[own_k], bias_HK[own_k], A_log_H[h], lower_bound, decay_K)
-        beta = one / (one + exp(-beta_H[h]))
-        advance(state_N[h * num_cells : (h + 1) * num_cells], q_K, k_K, v_V, decay_K, beta, y_V)
+        head_step(
+            state_N[h * num_cells : (h + 1) * num_cells],
+            q_K,
+            k_K,
+            v_V,
+            gate_HK[own_k],
+            bias_HK[own_k],
+            A_log_H[h],
+            beta_H[h],
+            lower_bound,
+            scale,
+            decay_K,
+            y_V,
+        )
         norm_row(y_V, norm_V, eps, y_V)
         for v in range(num_v):
             y_V[v] /= one + exp(-out_gate_V[v])

@@ -99,3 +99,29 @@ def advance(
         o_V[v] = asked + product * v_V[v]
         for k in range(num_k):
             state_N[first + k] = state_N[first + k] * decay_K[k] + v_V[v] * k_K[k]
+
+
+@compiled
+def head_step(
+    state_N: np.ndarray,
+    q_K: np.ndarray,
+    k_K: np.ndarray,
+    v_V: np.ndarray,
+    gate_K: np.ndarray,
+    bias_K: np.ndarray,
+    A_log: float,
+    beta: float,
+    lower_bound: float,
+    scale: float,
+    decay_K: np.ndarray,
+    o_V: np.ndarray,
+) -> None:
+    """A token of raw inputs moves a head's state; v becomes its write, q and k are normalised.
+
+    The decays need room only.
+    """
+    one = q_K.dtype.type(1)
+    normalize(q_K, scale)
+    normalize(k_K, 1.0)
+    decay(gate_K, bias_K, A_log, lower_bound, decay_K)
+    advance(state_N, q_K, k_K, v_V, decay_K, one / (one + exp(-beta)), o_V)

@@ -2,8 +2,9 @@
 
 At a few tokens a call of torch costs more than its arithmetic, and a decode step makes hundreds.
 An op's `loops.py` computes in one compiled function. It takes float32 and float64 without
-gradients, at most `MAX_TOKENS` tokens, and leaves other calls to the op's form in plain torch,
-whose products of many tokens are faster and use all threads.
+gradients, for steps of decoding at most `MAX_TOKENS` tokens, else as much work as is measured to be
+faster on one thread than in the op's form in plain torch, to which it leaves other calls: their
+products of many tokens are faster and use all threads.
 
 Tensors go into a compiled function as addresses, which `vector` and `part` turn into arrays there:
 a tensor's way through a NumPy array would cost more than most of these functions take.
@@ -32,6 +33,9 @@ from k3_kernels.tuning import cache_folder
 Function = TypeVar("Function", bound=Callable)
 
 MAX_TOKENS = 64
+
+MAX_VALUES = 2**21
+"""Numbers of an input of an op that passes over memory once or twice, for `is_for_one_thread`."""
 
 DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 """What compiled functions compute in, as they take it."""
@@ -98,6 +102,13 @@ def part(address: int, start: int, length: int, dtype: Any) -> np.ndarray:
     others compiled code does not know that values are neighbours, and takes them one at a time.
     """
     return vector(address, start + length, dtype)[start:]
+
+
+def is_for_one_thread(work: int, most: int) -> bool:
+    """Whether loops, which run on one thread, are to do that much: `most` is what they do rather
+    than one thread of torch, and the more threads that has, the less it takes to pay for its calls.
+    """
+    return work * torch.get_num_threads() <= most
 
 
 def takes(*tensors: Tensor | None) -> bool:

@@ -24,7 +24,7 @@ from k3_kernels.moe_experts import cpu
 from k3_kernels.moe_experts.activation import situ_betas
 from k3_kernels.situ_glu.loops import situ_row
 
-MAX_PRODUCTS = 2**21
+MAX_PRODUCTS = 2**23
 """Rows times the weights of a matrix. With more, torch's matmuls pay for their calls."""
 
 _CODES = np.array(E2M1_VALUES)

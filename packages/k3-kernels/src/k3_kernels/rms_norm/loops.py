@@ -10,16 +10,21 @@ import torch
 from torch import Tensor
 
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, takes, vector
+from k3_kernels.loops import DTYPES, MAX_VALUES, compiled, is_for_one_thread, takes, vector
 from k3_kernels.rms_norm import cpu
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """[..., D] -> [..., D]; as the reference."""
-    width = x.shape[-1]
-    num_rows = x.numel() // max(width, 1)
-    if num_rows > MAX_TOKENS or weight_D.shape != x.shape[-1:] or not takes(x, weight_D):
+    width, num_values = x.shape[-1], x.numel()
+    is_taken = (
+        is_for_one_thread(num_values, MAX_VALUES)
+        and weight_D.shape == x.shape[-1:]
+        and takes(x, weight_D)
+    )
+    if not is_taken:
         return cpu.rms_norm(x, weight_D, eps=eps)
+    num_rows = num_values // max(width, 1)
     x, weight_D = x.contiguous(), weight_D.contiguous()
     y = torch.empty_like(x)
     dtype = DTYPES[x.dtype]

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from k3_core.ops.route_topk import Routes, reference
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
+from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, vector
 from k3_kernels.loops.math import exp
+
+MAX_SCORES = 2**17
+"""Scores of a call, for `is_for_one_thread`."""
 
 
 def route_topk(
@@ -37,7 +40,7 @@ def route_topk(
         num_groups != 1
         or activation != "sigmoid"
         or not 1 <= top_k <= num_experts
-        or num_tokens > MAX_TOKENS
+        or not is_for_one_thread(num_tokens * num_experts, MAX_SCORES)
         or bias_E.shape != (num_experts,)
         or not takes(logits_TE, bias_E)
     ):

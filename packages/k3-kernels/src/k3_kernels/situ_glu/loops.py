@@ -8,18 +8,24 @@ import numpy as np
 from torch import Tensor
 
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, compiled, part, takes
+from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes
 from k3_kernels.loops.math import exp, expm1
 from k3_kernels.situ_glu import cpu
 
-MAX_VALUES = 2**14
-"""Of more, torch computes more at a time than one call of it costs."""
+MAX_VALUES = 2**18
+"""Results of a call, for `is_for_one_thread`: two threads of torch are as fast as the loop."""
 
 
 def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None) -> Tensor:
     """beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta); as the reference."""
     shape, num_values = gate.shape, gate.numel()
-    if not 0 < num_values <= MAX_VALUES or up.shape != shape or not takes(gate, up):
+    is_taken = (
+        num_values > 0
+        and is_for_one_thread(num_values, MAX_VALUES)
+        and up.shape == shape
+        and takes(gate, up)
+    )
+    if not is_taken:
         return cpu.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
     gate, gate_stride = _rows(gate)
     up, up_stride = _rows(up)

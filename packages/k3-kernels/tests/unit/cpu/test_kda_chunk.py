@@ -31,8 +31,8 @@ def run(op, args, **kwargs):
     return op(*args, **{"lower_bound": -5.0, "cu_seqlens_N1": CU, **kwargs})
 
 
-def test_the_chunk_form_is_chosen_by_default():
-    assert resolve("kernel", "kda_chunk").chosen.name == "kda_chunk.cpu"
+def test_the_chunk_form_is_chosen_for_what_loops_do_not_take():
+    assert resolve("kernel", "kda_chunk", dtype="bfloat16").chosen.name == "kda_chunk.cpu"
 
 
 @OPS

@@ -7,7 +7,6 @@ from k3_core.ops.depth_read.reference import depth_read as reference
 from k3_core.testing.tolerance import TOLERANCE, relative_error
 from k3_core.testing.values import Values
 from k3_kernels.depth_read import loops
-from k3_kernels.loops import MAX_TOKENS
 
 D = 37
 EPS = {"eps": 1e-6, "out_eps": 1e-3}
@@ -37,7 +36,7 @@ def change_tensors(change, args):
 
 @taken
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("num_tokens", [0, 1, MAX_TOKENS])
+@pytest.mark.parametrize("num_tokens", [0, 1, 200])
 @pytest.mark.parametrize("num_sources, has_added", [(0, True), (1, False), (4, True)])
 def test_sum_mix_and_norm(num_tokens, num_sources, has_added, dtype):
     args = inputs(num_tokens, num_sources, has_added, dtype)
