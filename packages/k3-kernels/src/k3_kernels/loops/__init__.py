@@ -42,9 +42,11 @@ DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float6
 
 
 def compiled(function: Function) -> Function:
-    """The function as machine code, kept on disk; the interpreter lock is free while it runs.
+    """The function as machine code, kept on disk.
 
     Sums may be reordered for vector units, the same way in every call; what is not finite stays so.
+    It keeps the interpreter lock: most calls take microseconds, and a step that gave the lock up
+    at each of them would wait as often for the threads of a server.
     """
     return _compile(function, {"reassoc", "contract", "arcp", "nsz"})
 
@@ -58,7 +60,7 @@ def _compile(function: Function, flags: set[str]) -> Function:
     config: Any = numba.config
     old, config.CACHE_DIR = config.CACHE_DIR, str(_cache_folder())
     try:
-        make: Any = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=flags)
+        make: Any = numba.njit(cache=True, error_model="numpy", fastmath=flags)
         return make(function)  # type: ignore[no-any-return]
     finally:
         config.CACHE_DIR = old
