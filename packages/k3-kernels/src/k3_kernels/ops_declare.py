@@ -30,5 +30,8 @@ IMPLS = [
         frozenset({"paged", "graph_safe"}),
         "absorbed, split over the context",
     ),
+    triton_impl(
+        "linear_cross_entropy", _GRAPH, "chunks of tokens, gradients in place of their logits"
+    ),
     triton_impl("mx_quantize", frozenset(), "the codes and scales of the reference, bit for bit"),
 ]
