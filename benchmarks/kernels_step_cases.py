@@ -14,7 +14,7 @@ from k3_kernels.newton_schulz import op as newton_schulz_op
 
 
 def loss_case(is_full: bool, device: str, dtype: torch.dtype, *, is_rounded: bool = False) -> Case:
-    """The head and its loss, forward and backward; `is_rounded`: logits in the dtype of the inputs."""
+    """The head and its loss, forward and backward; `is_rounded`: logits like inputs."""
     tokens, width, vocabulary = (8192, 2048, 163_840) if is_full else (21, 16, 50)
     hidden = randn(tokens, width, device=device, dtype=dtype, scale=2.0).requires_grad_()
     weight = randn(vocabulary, width, device=device, dtype=dtype, scale=width**-0.5)
@@ -49,7 +49,7 @@ def newton_schulz_case(
     """5 steps on a stack; the floor counts products whose result is symmetric by half."""
     count, m, n = shape if is_full else (2, 8, 8 * shape[2] // shape[1])
     x = randn(count, m, n, device=device, dtype=dtype)
-    is_gram = m <= newton_schulz_op.GRAM_ROWS
+    is_gram = m < newton_schulz_op.SYMMETRIC_ROWS
     flop = 3 * m * m * n if is_gram else 5 * (3 * m * m * n + m**3)
 
     def error() -> float:

@@ -1,4 +1,4 @@
-"""newton_schulz in plain torch on any device: the Gram form for wide matrices."""
+"""newton_schulz in plain torch on any device: the Gram form for long matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from k3_core.ops.newton_schulz import reference
 from k3_kernels.launch import needs_grad
-from k3_kernels.newton_schulz.forms import ASPECT, gram_form, on_wide
+from k3_kernels.newton_schulz.forms import WIDE, gram_form, is_long, on_wide
 
 
 def newton_schulz(
@@ -17,11 +17,8 @@ def newton_schulz(
 ) -> Tensor:
     """Push the singular values of each [m, n] matrix towards one; as the reference.
 
-    Matrices that are not twice as long as wide, float16 and calls that need gradients are the
-    reference's.
+    Matrices that are not long enough, float16 and calls that need gradients are the reference's.
     """
-    is_long = matrices.ndim > 1 and max(matrices.shape[-2:]) >= ASPECT * min(matrices.shape[-2:])
-    is_half = (dtype or matrices.dtype) == torch.float16
-    if steps < 1 or not is_long or is_half or needs_grad(matrices):
+    if steps < 1 or not is_long(matrices, dtype) or needs_grad(matrices):
         return reference.newton_schulz(matrices, steps=steps, eps=eps, dtype=dtype)
-    return on_wide(matrices, dtype, partial(gram_form, steps=steps, eps=eps))
+    return on_wide(matrices, dtype, partial(gram_form, steps=steps, eps=eps, small=WIDE))

@@ -1,6 +1,6 @@
-"""newton_schulz on CUDA: symmetric products by Triton, the Gram form for small long matrices.
+"""newton_schulz on CUDA: symmetric products by Triton, with X or in the Gram form.
 
-Legend: N matrices, m rows, n >= m columns.
+Legend: N matrices, m rows, n >= m columns, W columns of a half of a pair (see kernel.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from k3_core.ops.newton_schulz.reference import COEFFICIENTS
 from k3_kernels.hopper import fits_descriptors
 from k3_kernels.launch import dot_precision, needs_grad
 from k3_kernels.newton_schulz import cpu
-from k3_kernels.newton_schulz.forms import ASPECT, inverse_norms, on_wide
+from k3_kernels.newton_schulz.forms import (
+    SmallMatrices,
+    apply_parts,
+    gram_form,
+    inverse_norms,
+    is_long,
+    make_gram,
+    on_wide,
+)
 from k3_kernels.newton_schulz.kernel import symmetric_kernel
 
-GRAM_ROWS = 256
-"""Rows up to which the Gram form's products in float32 cost less than they save."""
 SYMMETRIC_ROWS = 512
-"""Rows from which enough tiles are above the diagonal; below, one launch is not worth three."""
+"""Rows from which 3 of 4 blocks or fewer are made and products with X keep the tensor cores busy.
+Below, long matrices take the Gram form, which saves reading and writing."""
 
 
 class Tile(NamedTuple):
@@ -37,6 +44,7 @@ class Tile(NamedTuple):
 
 
 TILE = Tile(128, 256, 64, 8, 4)
+TILE_PAIRS = Tile(64, 128, 64, 4, 3)
 
 
 def newton_schulz(
@@ -44,27 +52,25 @@ def newton_schulz(
 ) -> Tensor:
     """Push the singular values of each [m, n] matrix towards one; as the reference.
 
-    Symmetric products take bfloat16 matrices of at least `SYMMETRIC_ROWS` rows that start on
-    16-byte boundaries; the rest, and calls that need gradients, are `newton_schulz.cpu`'s.
+    The kernels take bfloat16: from `SYMMETRIC_ROWS` rows on sizes that are multiples of 8, below
+    long matrices of any size. The rest, and calls that need gradients, are `newton_schulz.cpu`'s.
     """
-    is_symmetric = (
-        (dtype or matrices.dtype) == torch.bfloat16
-        and steps > 0
-        and not needs_grad(matrices)
-        and has_symmetric_form(matrices)
-    )
-    if not is_symmetric:
+    is_bfloat16 = (dtype or matrices.dtype) == torch.bfloat16
+    if not is_bfloat16 or steps < 1 or not matrices.numel() or needs_grad(matrices):
         return cpu.newton_schulz(matrices, steps=steps, eps=eps, dtype=dtype)
-    return on_wide(matrices, dtype, partial(symmetric_form, steps=steps, eps=eps))
+    if has_symmetric_form(matrices):
+        return on_wide(matrices, dtype, partial(symmetric_form, steps=steps, eps=eps))
+    if is_long(matrices, dtype):
+        return on_wide(matrices, dtype, partial(gram_form, steps=steps, eps=eps, small=PAIRS))
+    return cpu.newton_schulz(matrices, steps=steps, eps=eps, dtype=dtype)
 
 
 def has_symmetric_form(matrices: Tensor) -> bool:
-    """Whether the shape [..., m, n] is one whose symmetric products pay and can be read."""
-    if matrices.ndim < 2 or not matrices.numel():
+    """Whether the products of [..., m, n] with X itself pay and can be read by descriptors."""
+    if matrices.ndim < 2:
         return False
     m, n = sorted(matrices.shape[-2:])
-    is_small = m < SYMMETRIC_ROWS or (m <= GRAM_ROWS and n >= ASPECT * m)
-    return not is_small and m % 8 == n % 8 == 0
+    return m >= SYMMETRIC_ROWS and m % 8 == n % 8 == 0
 
 
 def symmetric_form(x_Nmn: Tensor, steps: int, eps: float) -> Tensor:
@@ -75,40 +81,102 @@ def symmetric_form(x_Nmn: Tensor, steps: int, eps: float) -> Tensor:
     for step in range(steps):
         gram_Nmm = multiply_symmetric(x_Nmn)
         scale_N11 = None if step else inverse_norms(gram_Nmm, eps)
-        x_Nmn = torch.bmm(multiply_symmetric(gram_Nmm, gram_Nmm, scale_N11), x_Nmn)
+        x_Nmn = torch.bmm(make_factor(gram_Nmm, scale_N11), x_Nmn)
     return x_Nmn
 
 
-def multiply_symmetric(
-    x_Nmk: Tensor, gram_Nmm: Tensor | None = None, scale_N11: Tensor | None = None
-) -> Tensor:
-    """X X^T; or with X = G the factor s (a I + b s^2 G + c s^4 G G) of a step."""
-    num_matrices, m, k = x_Nmk.shape
-    tile = TILE
-    flat = x_Nmk.view(-1, k)
+def multiply_symmetric(x_Nmk: Tensor) -> Tensor:
+    """X X^T."""
+    num_matrices, m, _ = x_Nmk.shape
     out_Nmm = x_Nmk.new_empty(num_matrices, m, m)
+    return _launch(x_Nmk, x_Nmk, out_Nmm, TILE)
+
+
+def make_factor(gram_Nmm: Tensor, scale_N11: Tensor | None) -> Tensor:
+    """s (a I + b s^2 G + c s^4 G G), s one where there is none."""
+    return _launch(
+        gram_Nmm, gram_Nmm, torch.empty_like(gram_Nmm), TILE, gram=gram_Nmm, scale=scale_N11
+    )
+
+
+def pair_gram(x_Nmn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """X X^T as pairs [N, m, 2, W], and 1 / (|X| + eps)."""
+    gram_Nmm = make_gram(x_Nmn)
+    num_matrices, m, _ = gram_Nmm.shape
+    width = triton.cdiv(m, TILE_PAIRS.step) * TILE_PAIRS.step
+    pairs_Nm2W = x_Nmn.new_zeros(num_matrices, m, 2, width)
+    pairs_Nm2W[:, :, 0, :m] = gram_Nmm
+    pairs_Nm2W[:, :, 1, :m] = gram_Nmm - pairs_Nm2W[:, :, 0, :m]
+    return pairs_Nm2W, inverse_norms(gram_Nmm, eps)
+
+
+def pair_factor(gram_Nm2W: Tensor, scale_N11: Tensor | None) -> Tensor:
+    """`make_factor` of pairs."""
+    return _launch(
+        gram_Nm2W, gram_Nm2W, _like(gram_Nm2W), TILE_PAIRS, gram=gram_Nm2W, scale=scale_N11
+    )
+
+
+def pair_multiply(left_Nm2W: Tensor, right_Nm2W: Tensor) -> Tensor:
+    """The product of pairs that commute."""
+    return _launch(left_Nm2W, right_Nm2W, _like(left_Nm2W), TILE_PAIRS)
+
+
+def pair_apply(product_Nm2W: Tensor, x_Nmn: Tensor) -> Tensor:
+    """P X."""
+    high_Nmm, low_Nmm = product_Nm2W[..., : product_Nm2W.shape[1]].unbind(2)
+    return apply_parts(high_Nmm, low_Nmm, x_Nmn)
+
+
+PAIRS = SmallMatrices(pair_gram, pair_factor, pair_multiply, pair_apply)
+
+
+def _like(pairs_Nm2W: Tensor) -> Tensor:
+    """Memory for pairs, with zeros where the kernel writes nothing."""
+    is_filled = pairs_Nm2W.shape[1] == pairs_Nm2W.shape[3]
+    return torch.empty_like(pairs_Nm2W) if is_filled else torch.zeros_like(pairs_Nm2W)
+
+
+def _launch(
+    left: Tensor,
+    right: Tensor,
+    out: Tensor,
+    tile: Tile,
+    *,
+    gram: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """Fill `out` from stacks of matrices or of pairs, with `gram` as the factor of a step."""
+    num_matrices, m = left.shape[:2]
     squares = triton.cdiv(m, tile.columns)
     tiles = tile.columns // tile.rows * squares * (squares + 1) // 2
     a, b, c = COEFFICIENTS
     symmetric_kernel[(num_matrices * tiles,)](
-        TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [tile.rows, tile.step]),
-        TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [tile.columns, tile.step]),
-        gram_Nmm,
-        scale_N11,
-        out_Nmm,
+        _describe(left, tile.rows, tile.step),
+        _describe(right, tile.columns, tile.step),
+        gram,
+        scale,
+        out,
         m,
-        triton.cdiv(k, tile.step),
+        out.stride(1),
+        triton.cdiv(left.shape[-1], tile.step),
         tiles,
         a,
         b,
         c,
-        HAS_POLYNOMIAL=gram_Nmm is not None,
-        HAS_SCALE=scale_N11 is not None,
+        HAS_POLYNOMIAL=gram is not None,
+        HAS_SCALE=scale is not None,
+        IS_PAIR=left.dim() == 4,
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.step,
-        PRECISION=dot_precision(x_Nmk.dtype),
+        PRECISION=dot_precision(left.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    return out_Nmm
+    return out
+
+
+def _describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    flat = x.view(x.shape[0] * x.shape[1], -1)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, columns])

@@ -46,20 +46,20 @@ def test_float32_keeps_the_precision_of_the_plain_iteration(spectrum):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7])
-@pytest.mark.parametrize("shape", [(5, 13), (13, 5), (2, 3, 4, 9), (3, 21, 4), (1, 7), (0, 2, 6)])
+@pytest.mark.parametrize("shape", [(5, 23), (23, 5), (2, 3, 4, 17), (3, 21, 4), (1, 7), (0, 2, 9)])
 def test_shapes_and_steps(shape, steps):
     x = randn(*shape)
     torch.testing.assert_close(newton_schulz(x, steps=steps), reference(x, steps=steps))
 
 
 def test_strided_stacks():
-    x = randn(4, 30, 22)[::2, ::3, 1::2].mT
+    x = randn(4, 12, 99)[::2, ::3, 1::2].mT
     torch.testing.assert_close(newton_schulz(x), reference(x))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_zero_stays_zero_beside_others(dtype):
-    x = randn(3, 4, 12).float()
+    x = randn(3, 4, 18).float()
     x[1] = 0.0
     out = newton_schulz(x, dtype=dtype)
     assert (out[1] == 0).all() and out.isfinite().all() and out.dtype == torch.float32
@@ -68,13 +68,13 @@ def test_zero_stays_zero_beside_others(dtype):
 
 @pytest.mark.parametrize("scale", [1e-4, 1e6])
 def test_the_scale_of_the_input_does_not_matter(scale):
-    x = randn(2, 6, 20)
+    x = randn(2, 6, 30)
     torch.testing.assert_close(newton_schulz(x * scale), newton_schulz(x), rtol=1e-3, atol=1e-3)
 
 
 def test_float16_gradients_and_square_matrices_are_the_references(monkeypatch):
     monkeypatch.setattr(cpu, "gram_form", None)
-    for x in (randn(4, 12).half(), randn(4, 12).requires_grad_(), randn(8, 9)):
+    for x in (randn(4, 20).half(), randn(4, 20).requires_grad_(), randn(8, 31)):
         assert torch.equal(newton_schulz(x), reference(x))
     with pytest.raises(ValueError, match=r"needs \[..., m, n\]"):
         newton_schulz(randn(3))

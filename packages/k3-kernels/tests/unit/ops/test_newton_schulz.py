@@ -1,4 +1,4 @@
-"""newton_schulz by symmetric products: blocks, mirrors, the first step's norm, the choice."""
+"""newton_schulz by symmetric products: blocks, mirrors, pairs, norms, the choice."""
 
 import pytest
 import torch
@@ -7,7 +7,15 @@ from k3_core.ops.newton_schulz.reference import COEFFICIENTS
 from k3_core.ops.newton_schulz.reference import newton_schulz as reference
 from k3_core.testing import relative_error
 from k3_kernels.newton_schulz import op
-from k3_kernels.newton_schulz.op import Tile, multiply_symmetric, newton_schulz, symmetric_form
+from k3_kernels.newton_schulz.forms import gram_form
+from k3_kernels.newton_schulz.op import (
+    PAIRS,
+    Tile,
+    make_factor,
+    multiply_symmetric,
+    newton_schulz,
+    symmetric_form,
+)
 
 TILES = pytest.mark.parametrize("tile", [Tile(16, 32, 16, 4, 2), Tile(16, 16, 32, 4, 3)])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -51,9 +59,43 @@ def test_factor_of_a_step(tile, dtype, is_scaled, device, monkeypatch):
     s, g = (1.0 if scale is None else scale.double()), gram.double()
     one = torch.eye(56, device=device, dtype=torch.float64)
     expected = s * (a * one + b * s**2 * g + c * s**4 * g @ g)
-    found = multiply_symmetric(gram, gram, scale)
+    found = make_factor(gram, scale)
     check_mirrors(found, tile)
     assert relative_error(found, expected) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("tile", [Tile(16, 32, 16, 4, 2), Tile(32, 32, 32, 4, 3)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("m", [8, 37, 64])
+def test_pairs_have_more_bits_than_their_halves(tile, dtype, m, device, monkeypatch):
+    monkeypatch.setattr(op, "TILE_PAIRS", tile)
+    x = randn(2, m, 80, dtype=dtype, device=device) / 30
+    pairs, scale = PAIRS.gram(x, 1e-7)
+    gram = x.double() @ x.double().mT
+    scale_64 = 1 / gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().view(2, 1, 1)
+    a, b, c = COEFFICIENTS
+    one = torch.eye(m, device=device, dtype=torch.float64)
+    unscaled = a * one + b * gram + c * gram @ gram
+    scaled = gram * scale_64**2
+    factor = PAIRS.factor(pairs, None)
+    for found, expected in (
+        (factor, unscaled),
+        (PAIRS.factor(pairs, scale), scale_64 * (a * one + b * scaled + c * scaled @ scaled)),
+        (PAIRS.multiply(factor, pairs), unscaled @ gram),
+    ):
+        assert relative_error(found.double().sum(2)[..., :m], expected) < 2e-5
+        assert (found[..., m:] == 0).all()
+    y = randn(2, m, 50, dtype=dtype, device=device)
+    assert relative_error(PAIRS.apply(factor, y), unscaled @ y.double()) < ROUNDING[dtype] / 2
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 104), (1, 37, 200)])
+def test_steps_on_pairs(shape, device, monkeypatch):
+    monkeypatch.setattr(op, "TILE_PAIRS", Tile(16, 32, 16, 4, 2))
+    x = 100 * randn(*shape, dtype=torch.float32, device=device)
+    x[0, :, 0] = 0.0
+    assert relative_error(gram_form(x, 5, 1e-7, PAIRS), reference(x.double())) < 1e-5
+    assert (gram_form(torch.zeros_like(x), 5, 1e-7, PAIRS) == 0).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 40, 48), (1, 72, 200)])
@@ -69,7 +111,8 @@ def test_zero_stays_zero_beside_others(device, monkeypatch):
     x = randn(2, 24, 32, dtype=torch.float32, device=device)
     x[0] = 0.0
     out = symmetric_form(x, 5, 1e-7)
-    assert (out[0] == 0).all() and torch.equal(out[1:], symmetric_form(x[1:], 5, 1e-7))
+    assert (out[0] == 0).all()
+    torch.testing.assert_close(out[1:], symmetric_form(x[1:], 5, 1e-7))
 
 
 def test_memory_that_was_used_before_does_not_show(device, monkeypatch):
@@ -93,12 +136,20 @@ def test_memory_that_was_used_before_does_not_show(device, monkeypatch):
         ((1536, 1532), False),
         ((128, 7168), False),
         ((256, 256), False),
-        ((0, 512, 512), False),
         ((7168,), False),
     ],
 )
 def test_shapes_of_the_symmetric_form(shape, is_symmetric):
     assert op.has_symmetric_form(torch.empty(shape, device="meta")) is is_symmetric
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 56), (2, 56, 24), (0, 8, 64)])
+def test_long_bfloat16_matrices_take_pairs(shape, device, monkeypatch):
+    x, taken = torch.ones(shape, device=device), []
+    monkeypatch.setattr(op, "gram_form", lambda x, **named: taken.append(named["small"]) or x)
+    newton_schulz(x, dtype=torch.bfloat16)
+    newton_schulz(x[..., :16, :24], dtype=torch.bfloat16)
+    assert taken == ([PAIRS] if x.numel() else [])
 
 
 @pytest.mark.parametrize("is_tall", [False, True])
