@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import kernels_ops_cases as cases
+import kernels_step_cases as step_cases
 import torch
 
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.attn_res import phases
 from k3_kernels.latent_router import op as latent_op
+from k3_kernels.linear_cross_entropy import op as loss_op
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
 from k3_kernels.mx_quantize import op as quantize_op
+from k3_kernels.newton_schulz import op as newton_schulz_op
 from k3_kernels.short_conv import op as conv_op
 from k3_kernels.situ_glu import op as glu_op
 
@@ -158,6 +161,21 @@ BLOCKS = choices(
 )
 GLU = choices(glu_op, "TILE", [(2048, 4), (1024, 4), (1024, 2), (4096, 8), (4096, 4)])
 QUANTIZE = choices(quantize_op, "TILE", [(64, 4), (128, 4), (256, 4), (256, 8), (64, 2), (32, 4)])
+LOSS = choices(
+    loss_op,
+    "TILE",
+    [loss_op.Tile(*tile) for tile in ((8192, 16), (8192, 32), (32768, 32), (4096, 8), (16384, 32))],
+)
+SYMMETRIC = choices(
+    newton_schulz_op,
+    "TILE",
+    [
+        newton_schulz_op.Tile(128, 256, 64, 8, 3),
+        newton_schulz_op.Tile(128, 128, 64, 8, 4),
+        newton_schulz_op.Tile(128, 128, 64, 4, 3),
+        newton_schulz_op.Tile(128, 256, 64, 8, 4),
+    ],
+)
 
 
 _Latent = latent_op.Tile
@@ -228,6 +246,13 @@ def decode(rows: int, context: int, **named: tuple) -> Callable[..., cases.Case]
     return partial(cases.decode_case, rows=rows, context=context, **named)
 
 
+def newton_schulz(*shape: int) -> Callable[..., cases.Case]:
+    """Five steps of the optimizer's iteration on a stack of matrices."""
+    return partial(step_cases.newton_schulz_case, shape=shape)
+
+
+_rounded_logits = partial(step_cases.loss_case, is_rounded=True)
+
 ROWS = (
     Row("attn_res 2 sources", partial(cases.attn_res_case, num_sources=2), 271, None, MIX),
     Row("attn_res 5 sources", partial(cases.attn_res_case, num_sources=5), 500, None, MIX),
@@ -258,4 +283,14 @@ ROWS = (
     Row("mla_decode of k3-mini B=64 1K", decode(64, 1088, full=MLA), None, None, DECODE_MINI),
     Row("mla_decode of k3-mini B=64 32K", decode(64, 32768, full=MLA), None, None, DECODE_MINI),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
+    Row("loss fwd+bwd T=8192 V=163840", step_cases.loss_case, 38700, 37000, LOSS),
+    Row("loss fwd+bwd, bfloat16 logits", _rounded_logits, 38700, 37000),
+    Row("newton_schulz 96 x [128 x 7168]", newton_schulz(96, 128, 7168), 2180, 900),
+    Row(
+        "newton_schulz 112 x [3072 x 3584]",
+        newton_schulz(112, 3072, 3584),
+        191600,
+        150000,
+        SYMMETRIC,
+    ),
 )

@@ -30,5 +30,13 @@ IMPLS = [
         frozenset({"paged", "graph_safe"}),
         "absorbed, split over the context",
     ),
+    triton_impl(
+        "linear_cross_entropy", _GRAPH, "chunks of tokens, gradients in place of their logits"
+    ),
+    triton_impl(
+        "newton_schulz",
+        frozenset({"graph_safe"}),
+        "symmetric products of half the blocks, Gram form of small long matrices",
+    ),
     triton_impl("mx_quantize", frozenset(), "the codes and scales of the reference, bit for bit"),
 ]

@@ -55,6 +55,8 @@ IMPLS = [
     # It reads the lengths on the host, for which a GPU would have to be waited for.
     _cpu("mla_decode", "one sequence at a time, only its tokens read", devices=frozenset({"cpu"})),
     _cpu("mx_quantize", "float32, codes found in the bits"),
+    _cpu("linear_cross_entropy", "chunks of tokens, gradients in the forward"),
+    _cpu("newton_schulz", "Gram form of long matrices"),
     _cuda(
         "latent_router",
         frozenset({"bfloat16", "float16"}),

@@ -1,0 +1,1 @@
+"""The Gram form of newton_schulz in plain torch, and symmetric products by Triton."""
