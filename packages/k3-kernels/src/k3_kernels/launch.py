@@ -35,3 +35,9 @@ def dot_precision(dtype: torch.dtype) -> str:
 def last_contiguous(x: Tensor) -> Tensor:
     """`x` itself when its last dimension is contiguous, else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x` contiguous and on a 16-byte boundary, which wide loads rely on; a copy if need be."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()

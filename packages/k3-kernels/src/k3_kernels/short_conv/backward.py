@@ -45,8 +45,7 @@ def short_conv_backward(
     needs: Needs,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dweight, dinitial) in the dtypes of their tensors, None where not in `needs`."""
-    num_tokens, num_channels = x_TC.shape
-    num_sequences, width = cu_seqlens_N1.numel() - 1, weight_C1W.shape[2]
+    num_channels, num_sequences = x_TC.shape[1], cu_seqlens_N1.numel() - 1
     d_y_TC = torch.zeros_like(x_TC) if d_y_TC is None else last_contiguous(d_y_TC)
     x_TC, weight_C1W = last_contiguous(x_TC), weight_C1W.contiguous()
     # As rows of channels, like x.
@@ -65,7 +64,7 @@ def short_conv_backward(
                 num_channels,
                 x_TC.stride(0),
                 d_y_TC.stride(0),
-                W=width,
+                W=weight_C1W.shape[2],
                 HAS_FINAL=d_final_NWC is not None,
                 BC=block,
                 num_warps=4,

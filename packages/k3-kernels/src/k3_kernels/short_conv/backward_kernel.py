@@ -49,6 +49,24 @@ def spread(d_sum, ws, pending, position, IS_MASKED: tl.constexpr, W: tl.constexp
 
 
 @triton.jit
+def added(sums, d_sum, xs, W: tl.constexpr):
+    """The weight's sums after a token."""
+    following: tl.tuple = ()
+    for b in tl.static_range(W):
+        following += (sums[b] + d_sum * xs[b],)
+    return following
+
+
+@triton.jit
+def plain_window(x, past, W: tl.constexpr):
+    """Inputs of a token by tokens back, in float32, where all are of its sequence."""
+    xs: tl.tuple = (x.to(tl.float32),)
+    for b in tl.static_range(1, W):
+        xs += (past[b - 1].to(tl.float32),)
+    return xs
+
+
+@triton.jit
 def window(x, past, old_at, position, c_mask, C, HAS_INITIAL: tl.constexpr, W: tl.constexpr):
     """Inputs of a token by tokens back: its own, those of its sequence, or the initial state's."""
     xs: tl.tuple = (x,)
@@ -125,10 +143,8 @@ def conv_backward_kernel(
             t = run + (i - W + 1)
             x = tl.load(x_ptr + t * x_stride + c, mask=c_mask, other=0.0)
             d_y = tl.load(d_y_ptr + t * d_y_stride + c, mask=c_mask, other=0.0).to(tl.float32)
-            xs: tl.tuple = (x.to(tl.float32),)
-            for b in tl.static_range(1, W):
-                xs += (past[b - 1].to(tl.float32),)
-            _done, pending = spread(sum_gradient(xs, ws, d_y, W), ws, pending, 0, False, W)
+            d_sum = sum_gradient(plain_window(x, past, W), ws, d_y, W)
+            _done, pending = spread(d_sum, ws, pending, 0, False, W)
             past = shifted(x, past, W)
         for i in tl.range(0, RUN, UNROLL, num_stages=STAGES):
             new: tl.tuple = ()
@@ -137,15 +153,10 @@ def conv_backward_kernel(
                 x = tl.load(x_ptr + t * x_stride + c, mask=c_mask, other=0.0)
                 new += ((x, tl.load(d_y_ptr + t * d_y_stride + c, mask=c_mask, other=0.0)),)
             for u in tl.static_range(UNROLL):
-                xs: tl.tuple = (new[u][0].to(tl.float32),)
-                for b in tl.static_range(1, W):
-                    xs += (past[b - 1].to(tl.float32),)
+                xs = plain_window(new[u][0], past, W)
                 d_sum = sum_gradient(xs, ws, new[u][1].to(tl.float32), W)
                 done, pending = spread(d_sum, ws, pending, 0, False, W)
-                added: tl.tuple = ()
-                for b in tl.static_range(W):
-                    added += (sums[b] + d_sum * xs[b],)
-                sums = added
+                sums = added(sums, d_sum, xs, W)
                 past = shifted(new[u][0], past, W)
                 if NEEDS_X:
                     at = d_x_ptr + (run + (i + u - W + 1)) * num_channels + c
@@ -165,11 +176,7 @@ def conv_backward_kernel(
             d_sum = sum_gradient(xs, ws, d_y, W)
             done, pending = spread(d_sum, ws, pending, position, True, W)
             past = shifted(x, past, W)
-            own = tl.where(i >= 0, d_sum, 0.0)
-            added: tl.tuple = ()
-            for b in tl.static_range(W):
-                added += (sums[b] + own * xs[b],)
-            sums = added
+            sums = added(sums, tl.where(i >= 0, d_sum, 0.0), xs, W)
             if NEEDS_X:
                 u = t - (W - 1)
                 is_out = (i >= 0) & (u >= 0) & (u < num_tokens)

@@ -89,7 +89,9 @@ class _ShortConv(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("short_conv")
         needs = ctx.needs_input_grad[:3]
-        return *short_conv_backward(*ctx.saved_tensors, d_y_TC, d_final_NCW, needs), None, None, None
+        x_TC, weight_C1W, initial_NCW, cu_N1 = ctx.saved_tensors
+        inputs = x_TC, weight_C1W, initial_NCW, cu_N1
+        return *short_conv_backward(*inputs, d_y_TC, d_final_NCW, needs), None, None, None
 
 
 def short_conv_norm(

@@ -13,7 +13,7 @@ SMALL = backward.Tile(8, 2, 8, 4, 2, 1)
 """So that few tokens fill several programs, those that need no masks among them."""
 
 
-def _draw(lengths: tuple[int, ...], device: str, width: int = 4, dtype=torch.float32):
+def _draw(lengths, device, width=4, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     num_tokens, num_history = sum(lengths), width - 1
     shapes = (num_tokens, CHANNELS), (CHANNELS, 1, width), (len(lengths), CHANNELS, num_history)
