@@ -11,8 +11,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a gradient would have to flow through a call with these arguments.
 
-    The kernels have no backward; such calls are given to the differentiable implementation that
-    the caller names, as each op's docstring says.
+    Kernels without a backward leave such calls to the differentiable implementation that the op's
+    docstring names.
     """
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
