@@ -94,7 +94,11 @@ def mix_training_case(
     """The mix, or all of depth_read with an output that is added and a gradient of the sum."""
     tokens, width = (8192, 7168) if is_full else (9, 48)
     like = {"device": device, "dtype": dtype}
-    values = [randn(tokens, width, **like) for _ in range(num_sources + is_read)]
+    # Multiples of 1/16: their sum needs no rounding, which the reference does not do.
+    values = [
+        randn(tokens, width, **like).mul_(16).round_().div_(16)
+        for _ in range(num_sources + is_read)
+    ]
     norms = [1 + randn(width, **like, scale=0.1) for _ in range(1 + is_read)]
     proj = randn(1, width, **like, scale=0.05)
 

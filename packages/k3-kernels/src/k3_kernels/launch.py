@@ -41,3 +41,9 @@ def aligned(x: Tensor) -> Tensor:
     """`x` contiguous and on a 16-byte boundary, which wide loads rely on; a copy if need be."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def fitting_stages(stages: int, num_bytes: int) -> int:
+    """At most `stages` of a loop that loads `num_bytes` a step ahead, so many as fit Hopper's
+    shared memory."""
+    return max(1, min(stages, 192 * 1024 // num_bytes))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from k3_kernels.attn_res.backward_kernel import mix_backward_kernel
 from k3_kernels.column_sums import column_sums
-from k3_kernels.launch import aligned
+from k3_kernels.launch import aligned, fitting_stages
 
 
 class Tile(NamedTuple):
@@ -78,7 +78,7 @@ def mix_backward(
             HAS_SUM=d_sum_TD is not None,
             HAS_NORM=out_norm_D is not None,
             NEEDS_QUERY=needs[-2] or needs[-1],
-            STAGES=tile.stages,
+            STAGES=fitting_stages(tile.stages, padded * d_out_TD.element_size()),
             num_warps=num_warps,
             maxnreg=tile.num_registers,
         )

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from k3_kernels.column_sums import column_sums
-from k3_kernels.launch import last_contiguous
+from k3_kernels.launch import fitting_stages, last_contiguous
 from k3_kernels.rms_norm.backward_kernel import norm_backward_kernel
 
 
@@ -61,7 +61,8 @@ def norm_backward(
     d_gate_THD = torch.empty(gate.shape, dtype=gate.dtype, device=device) if needs_gate else None
     if not x_THD.numel():
         return d_x_THD, torch.zeros_like(weight_D) if needs_weight else None, d_gate_THD
-    num_rows = num_tokens * num_heads
+    num_rows, padded = num_tokens * num_heads, triton.next_power_of_2(width)
+    num_loads = 2 if gate_THD is None else 3
     block, num_warps, num_programs, stages = launch_config(width, num_rows)
     shape = (num_programs if needs_weight else 0, width)
     partial_PD = torch.empty(shape, dtype=torch.float32, device=device)
@@ -81,13 +82,13 @@ def norm_backward(
         eps,
         H=num_heads,
         D=width,
-        DPAD=triton.next_power_of_2(width),
+        DPAD=padded,
         BR=block,
         HAS_GATE=gate_THD is not None,
         NEEDS_X=needs_x,
         NEEDS_GATE=needs_gate,
         NEEDS_WEIGHT=needs_weight,
-        STAGES=stages,
+        STAGES=fitting_stages(stages, num_loads * block * padded * x_THD.element_size()),
         num_warps=num_warps,
     )
     d_weight_D = column_sums(partial_PD, weight_D.dtype) if needs_weight else None

@@ -162,14 +162,20 @@ def conv_backward_kernel(
                     at = d_x_ptr + (run + (i + u - W + 1)) * num_channels + c
                     tl.store(at, done.to(d_x_ptr.dtype.element_ty), mask=c_mask)
     else:
+        t = run - (W - 1)
+        mask = (t >= 0) & (t < num_tokens) & c_mask
+        next_x = tl.load(x_ptr + t * x_stride + c, mask=mask, other=0.0)
+        next_d_y = tl.load(d_y_ptr + t * d_y_stride + c, mask=mask, other=0.0)
         for i in range(-(W - 1), RUN):
             t = run + i
             is_token = (t >= 0) & (t < num_tokens)
+            x, d_y = next_x, next_d_y.to(tl.float32)
+            # Of the next token, before the search that this one waits for.
+            mask = (t >= -1) & (t + 1 < num_tokens) & (i + 1 < RUN) & c_mask
+            next_x = tl.load(x_ptr + (t + 1) * x_stride + c, mask=mask, other=0.0)
+            next_d_y = tl.load(d_y_ptr + (t + 1) * d_y_stride + c, mask=mask, other=0.0)
             sequence = sequence_of(cu_ptr, tl.where(is_token, t, 0), num_sequences, STEPS)
             position = tl.where(is_token, t - tl.load(cu_ptr + sequence).to(tl.int64), -1)
-            mask = is_token & c_mask
-            x = tl.load(x_ptr + t * x_stride + c, mask=mask, other=0.0)
-            d_y = tl.load(d_y_ptr + t * d_y_stride + c, mask=mask, other=0.0).to(tl.float32)
             old_at = initial_ptr + sequence * (W - 1) * num_channels + c
             wide = x.to(tl.float32)
             xs = window(wide, past, old_at, position, c_mask, num_channels, HAS_INITIAL, W)
