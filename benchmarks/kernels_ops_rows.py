@@ -6,8 +6,10 @@ from functools import partial
 
 import kernels_ops_cases as cases
 import kernels_step_cases as step_cases
+import kernels_training_cases as training
 import torch
 
+from k3_kernels.attn_res import backward as attn_res_backward
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.attn_res import phases
 from k3_kernels.latent_router import op as latent_op
@@ -17,7 +19,10 @@ from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.newton_schulz import op as newton_schulz_op
+from k3_kernels.rms_norm import backward as norm_backward
+from k3_kernels.short_conv import backward as conv_backward
 from k3_kernels.short_conv import op as conv_op
+from k3_kernels.situ_glu import backward as glu_backward
 from k3_kernels.situ_glu import op as glu_op
 
 
@@ -147,6 +152,50 @@ CONV = choices(
     ],
 )
 MIX = choices(attn_res_op, "MAX_REGISTERS", [128, 64, 96, 168, 255])
+CONV_TRAINING = choices(
+    conv_backward,
+    "TILE",
+    [
+        conv_backward.Tile(64, 16, 64, 4, 3, 4),
+        conv_backward.Tile(32, 16, 64, 4, 4, 4),
+        conv_backward.Tile(32, 16, 64, 4, 3, 4, 168),
+        conv_backward.Tile(32, 16, 128, 4, 3, 8),
+        conv_backward.Tile(16, 16, 64, 4, 3, 4),
+        conv_backward.Tile(32, 16, 64, 4, 3, 4),
+    ],
+)
+MIX_TRAINING = choices(
+    attn_res_backward,
+    "TILE",
+    [
+        attn_res_backward.Tile(512, 16, 132, 3, 128),
+        attn_res_backward.Tile(512, 16, 132, 6, 128),
+        attn_res_backward.Tile(1024, 8, 132, 4),
+        attn_res_backward.Tile(1024, 8, 264, 4, 128),
+        attn_res_backward.Tile(512, 16, 132, 4, 128),
+    ],
+)
+NORM_TRAINING = choices(
+    norm_backward,
+    "NARROW",
+    [
+        norm_backward.Tile(4096, 8, 396, 2),
+        norm_backward.Tile(4096, 8, 264, 3),
+        norm_backward.Tile(2048, 8, 528, 3),
+        norm_backward.Tile(4096, 8, 396, 3),
+    ],
+)
+WIDE_TRAINING = choices(
+    norm_backward,
+    "WIDE",
+    [
+        norm_backward.Tile(0, 16, 132, 4),
+        norm_backward.Tile(0, 8, 132, 3),
+        norm_backward.Tile(0, 8, 264, 3),
+        norm_backward.Tile(0, 16, 132, 3),
+    ],
+)
+GLU_TRAINING = choices(glu_backward, "TILE", [(2048, 4), (2048, 8), (512, 2), (1024, 4)])
 BLOCKS = choices(
     phases,
     "TILE",
@@ -241,6 +290,11 @@ def prefill(tokens: int, heads: int) -> Callable[..., cases.Case]:
     return partial(cases.prefill_case, tokens=tokens, heads=heads)
 
 
+def mix(num_sources: int, is_read: bool) -> Callable[..., cases.Case]:
+    """The mix or all of depth_read, with its backward."""
+    return partial(training.mix_training_case, num_sources=num_sources, is_read=is_read)
+
+
 def decode(rows: int, context: int, **named: tuple) -> Callable[..., cases.Case]:
     """A paged decode case."""
     return partial(cases.decode_case, rows=rows, context=context, **named)
@@ -282,6 +336,32 @@ ROWS = (
     Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
     Row("mla_decode of k3-mini B=64 1K", decode(64, 1088, full=MLA), None, None, DECODE_MINI),
     Row("mla_decode of k3-mini B=64 32K", decode(64, 32768, full=MLA), None, None, DECODE_MINI),
+    Row("training short_conv", training.conv_training_case, 1819, 450, CONV_TRAINING),
+    Row(
+        "training short_conv 8 x 1024",
+        partial(training.conv_training_case, lengths=(1024,) * 8),
+        None,
+        None,
+        CONV_TRAINING,
+    ),
+    Row("training attn_res 9 sources", mix(9, False), 2005, 1100, MIX_TRAINING),
+    Row("training depth_read 9 sources", mix(9, True), None, None, MIX_TRAINING),
+    Row("training depth_read 2 sources", mix(2, True), None, None, MIX_TRAINING),
+    Row(
+        "training gated_rms_norm",
+        partial(training.norm_training_case, is_gated=True),
+        None,
+        None,
+        NORM_TRAINING,
+    ),
+    Row(
+        "training rms_norm",
+        partial(training.norm_training_case, is_gated=False),
+        None,
+        None,
+        WIDE_TRAINING,
+    ),
+    Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
     Row("loss fwd+bwd T=8192 V=163840", step_cases.loss_case, 38700, 37000, LOSS),
     Row("loss fwd+bwd, bfloat16 logits", _rounded_logits, 38700, 37000),

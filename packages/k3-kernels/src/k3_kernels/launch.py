@@ -11,8 +11,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a gradient would have to flow through a call with these arguments.
 
-    The kernels have no backward; such calls are given to the differentiable implementation that
-    the caller names, as each op's docstring says.
+    Kernels without a backward leave such calls to the differentiable implementation that the op's
+    docstring names.
     """
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -35,3 +35,15 @@ def dot_precision(dtype: torch.dtype) -> str:
 def last_contiguous(x: Tensor) -> Tensor:
     """`x` itself when its last dimension is contiguous, else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x` contiguous and on a 16-byte boundary, which wide loads rely on; a copy if need be."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def fitting_stages(stages: int, num_bytes: int) -> int:
+    """At most `stages` of a loop that loads `num_bytes` a step ahead, so many as fit Hopper's
+    shared memory."""
+    return max(1, min(stages, 192 * 1024 // num_bytes))

@@ -5,7 +5,8 @@ from k3_kernels.declare import triton_impl
 _GRAPH = frozenset({"backward", "graph_safe"})
 
 
-# "backward": calls that need gradients are given to a differentiable implementation in torch.
+# "backward": where an op has no backward kernels, calls that need gradients are given to a
+# differentiable implementation in torch.
 IMPLS = [
     triton_impl(
         "short_conv",

@@ -34,6 +34,16 @@ def capped(x, cap, IS_FINE: tl.constexpr):
 
 
 @triton.jit
+def cap_and_slope(x, cap, IS_FINE: tl.constexpr):
+    """cap tanh(x / cap) and its derivative 1 - tanh^2, exact where that is small."""
+    n, d = capped(x, cap, IS_FINE)
+    root = tl.rsqrt(d)
+    inverse = root * root
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E / cap))
+    return n * inverse, 4.0 * e * inverse * inverse
+
+
+@triton.jit
 def situ(gate, up, beta, linear_beta, HAS_CAP: tl.constexpr, IS_FINE: tl.constexpr):
     """beta tanh(gate / beta) sigmoid(gate), times the up branch, capped when HAS_CAP."""
     n, d = capped(gate, beta, IS_FINE)

@@ -15,15 +15,16 @@ from k3_kernels.tl_math import normed
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
+def add_pairs(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
 def row_score(value, query, eps, D: tl.constexpr):
-    """query . RMSNorm(value); both sums in one reduction, for half the barriers."""
-    dot, square = tl.reduce((value * query, value * value), 0, _add_pairs)
-    return dot * tl.rsqrt(square / D + eps)
+    """(query . RMSNorm(value), its factor); both sums in one reduction, for half the barriers."""
+    dot, square = tl.reduce((value * query, value * value), 0, add_pairs)
+    scale = tl.rsqrt(square / D + eps)
+    return dot * scale, scale
 
 
 @triton.jit
@@ -51,6 +52,7 @@ def attn_res_kernel(
     added_ptr,
     sum_ptr,
     out_norm_ptr,
+    saved_ptr,
     eps,
     out_eps,
     D: tl.constexpr,
@@ -58,14 +60,18 @@ def attn_res_kernel(
     NUM_SOURCES: tl.constexpr,
     HAS_ADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SAVED: tl.constexpr,
 ):
     """softmax_i(proj . RMSNorm(v_i)) . v_i for one token.
 
     HAS_ADDED: the last source is its sum with `added`, which is stored; HAS_NORM: out is the norm
-    of the mix. Both are rounded on the way as separate ops would round them.
+    of the mix. Both are rounded on the way as separate ops would round them. HAS_SAVED: scores,
+    their factors and their log-sum-exp are stored in `saved` [T, 2 n + 1] for the backward.
     The loop is not unrolled: unrolled, ptxas hoists the loads of all sources and spills.
     """
-    at = tl.program_id(0).to(tl.int64) * D
+    token = tl.program_id(0).to(tl.int64)
+    at = token * D
+    saved_at = saved_ptr + token * (2 * NUM_SOURCES + 1)
     d = tl.arange(0, DPAD)
     following = source_row(value_ptrs, 0, at, d, D, NUM_SOURCES)
     query = tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)
@@ -82,13 +88,18 @@ def attn_res_kernel(
             tl.store(sum_ptr + at + d, rounded, mask=is_last)
             value = tl.where(is_last, rounded.to(tl.float32), value)
         following = source_row(value_ptrs, i + 1, at, d, D, NUM_SOURCES)
-        score = row_score(value, query, eps, D)
+        score, scale = row_score(value, query, eps, D)
+        if HAS_SAVED:
+            tl.store(saved_at + i, score)
+            tl.store(saved_at + NUM_SOURCES + i, scale)
         new_top = tl.maximum(top, score)
         old_weight = tl.exp(top - new_top)
         weight = tl.exp(score - new_top)
         acc = acc * old_weight + value * weight
         total = total * old_weight + weight
         top = new_top
+    if HAS_SAVED:
+        tl.store(saved_at + 2 * NUM_SOURCES, top + tl.log(total))
     mixed = (acc / total).to(out_ptr.dtype.element_ty)
     if HAS_NORM:
         mixed = normed(mixed, out_norm_ptr, d, out_eps, D)
@@ -130,7 +141,7 @@ def merge_kernel(
     if HAS_BLOCKS:
         query = tl.load(norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
         query *= tl.load(proj_ptr + d, mask=mask, other=0.0).to(tl.float32)
-        score = row_score(prefix, query, eps, D)
+        score, _scale = row_score(prefix, query, eps, D)
         lse = tl.load(lse_ptr + token)
         # Weight of the running sum among all sources: a logistic function of the difference.
         own = tl.sigmoid(score - lse)

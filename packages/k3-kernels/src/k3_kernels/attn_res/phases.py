@@ -18,8 +18,8 @@ import triton
 from torch import Tensor
 
 from k3_kernels.attn_res.kernel import block_mix_kernel, block_scores_kernel, merge_kernel
-from k3_kernels.attn_res.op import MAX_SOURCES, aligned, check_values, row_warps
-from k3_kernels.launch import check_floats, dot_precision
+from k3_kernels.attn_res.op import MAX_SOURCES, check_values, row_warps
+from k3_kernels.launch import aligned, check_floats, dot_precision
 
 
 class Tile(NamedTuple):

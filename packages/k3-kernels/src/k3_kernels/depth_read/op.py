@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.depth_read.compose import check_added
-from k3_kernels.attn_res.op import MAX_SOURCES, check_values, mix
+from k3_kernels.attn_res.op import Mix, check_values, fits, mix
 from k3_kernels.depth_read import cpu
 from k3_kernels.launch import check_floats, needs_grad
 
@@ -24,12 +24,12 @@ def depth_read(
     eps: float,
     out_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves what needs gradients,
-    more than `MAX_SOURCES` sources, and outputs of another dtype than the sum."""
+    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves tensors of
+    different dtypes and more sources than the kernels take."""
     values = [*sources, prefix_TD]
     weights = (norm_D, proj_1D, out_norm_D)
     is_mixed = added_TD is not None and added_TD.dtype != prefix_TD.dtype
-    if is_mixed or len(values) > MAX_SOURCES or needs_grad(*values, added_TD, *weights):
+    if is_mixed or not fits(values):
         args = (sources, prefix_TD, added_TD, *weights)
         return cpu.depth_read(*args, eps=eps, out_eps=out_eps)
     check_values("depth_read", values, norm_D, proj_1D)
@@ -40,6 +40,9 @@ def depth_read(
             f"depth_read: out_norm is {tuple(out_norm_D.shape)}, the norm of the keys "
             f"{tuple(norm_D.shape)}; both are [D]"
         )
+    if needs_grad(*values, added_TD, *weights):
+        x_TD, sum_TD = Mix.apply(eps, out_eps, added_TD, *weights, *values)
+        return x_TD, prefix_TD if sum_TD is None else sum_TD
     x_TD = torch.empty_like(prefix_TD, memory_format=torch.contiguous_format)
     sum_TD = prefix_TD if added_TD is None else torch.empty_like(x_TD)
     mix(values, norm_D, proj_1D, x_TD, eps, added_TD, sum_TD, out_norm_D, out_eps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from k3_core.ops.gated_rms_norm import reference
 from k3_kernels.gated_rms_norm.kernel import gated_rms_norm_kernel
 from k3_kernels.launch import check_floats, last_contiguous, needs_grad
+from k3_kernels.once import refuse_second_derivative
+from k3_kernels.rms_norm.backward import norm_backward
 
 # Values a program holds, and its warps: 16 values a thread and two inputs.
 TILE, NUM_WARPS = 2048, 4
@@ -17,13 +21,36 @@ TILE, NUM_WARPS = 2048, 4
 def gated_rms_norm(x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, *, eps: float) -> Tensor:
     """RMSNorm over V, times sigmoid(gate), in the gate's dtype; strided x and gate are read as is.
 
-    Calls that need gradients run `gated_rms_norm.reference`.
+    Nothing but the inputs is kept for the backward.
     """
-    needs_core = needs_grad(x_THV, weight_V, gate_THV)
-    if needs_core or x_THV.shape != gate_THV.shape or weight_V.shape != x_THV.shape[-1:]:
-        # The reference also raises for shapes that do not fit.
+    if x_THV.shape != gate_THV.shape or weight_V.shape != x_THV.shape[-1:]:
+        # The reference raises.
         return reference.gated_rms_norm(x_THV, weight_V, gate_THV, eps=eps)
     check_floats("gated_rms_norm", x=x_THV, weight=weight_V, gate=gate_THV)
+    if needs_grad(x_THV, weight_V, gate_THV):
+        result: Tensor = _GatedNorm.apply(x_THV, weight_V, gate_THV, eps)
+        return result
+    return _forward(x_THV, weight_V, gate_THV, eps)
+
+
+class _GatedNorm(torch.autograd.Function):
+    """Keeps its inputs alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        ctx.save_for_backward(x_THV, weight_V, gate_THV)
+        return _forward(x_THV, weight_V, gate_THV, eps)
+
+    @staticmethod
+    def backward(ctx: Any, d_y_THV: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("gated_rms_norm")
+        x_THV, weight_V, gate_THV = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:3]
+        return *norm_backward(x_THV, weight_V, gate_THV, d_y_THV, ctx.eps, needs), None
+
+
+def _forward(x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, eps: float) -> Tensor:
     num_tokens, num_heads, dim = x_THV.shape
     x_THV, gate_THV = last_contiguous(x_THV), last_contiguous(gate_THV)
     y_THV = torch.empty(x_THV.shape, dtype=gate_THV.dtype, device=x_THV.device)

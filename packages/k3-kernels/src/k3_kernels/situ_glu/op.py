@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from k3_core.ops.situ_glu import reference
 from k3_kernels.launch import check_floats, needs_grad
+from k3_kernels.once import refuse_second_derivative
+from k3_kernels.situ_glu.backward import situ_glu_backward
 from k3_kernels.situ_glu.kernel import situ_glu_kernel
+from k3_kernels.situ_glu.rows import as_rows
 
 # Values and warps of a program.
 TILE = (2048, 4)
@@ -17,20 +22,43 @@ TILE = (2048, 4)
 def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None) -> Tensor:
     """beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta), same shape and dtype.
 
-    Halves of one joined projection are read in place. Calls that need gradients run
-    `situ_glu.reference`.
+    Halves of one joined projection are read in place.
     """
-    if needs_grad(gate, up) or gate.shape != up.shape:
-        # The reference also raises for shapes that differ.
+    if gate.shape != up.shape:
+        # The reference raises.
         return reference.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
     check_floats("situ_glu", gate=gate, up=up)
+    if needs_grad(gate, up):
+        result: Tensor = _SituGlu.apply(gate, up, beta, linear_beta)
+        return result
+    return _forward(gate, up, beta, linear_beta)
+
+
+class _SituGlu(torch.autograd.Function):
+    """Keeps its inputs alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, beta: float, linear_beta: float | None
+    ) -> Tensor:
+        ctx.betas = beta, linear_beta
+        ctx.save_for_backward(gate, up)
+        return _forward(gate, up, beta, linear_beta)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("situ_glu")
+        gate, up = ctx.saved_tensors
+        beta, linear_beta = ctx.betas
+        needs = ctx.needs_input_grad[:2]
+        return *situ_glu_backward(gate, up, d_out, beta, linear_beta, needs), None, None
+
+
+def _forward(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Tensor:
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if not out.numel():
         return out
-    gate_rows, up_rows = _rows(gate), _rows(up)
-    if gate_rows.is_contiguous() and up_rows.is_contiguous():
-        # One long row, whose last tile alone may be partly empty.
-        gate_rows, up_rows = gate_rows.view(1, -1), up_rows.view(1, -1)
+    gate_rows, up_rows = as_rows(gate, up)
     num_rows, width = gate_rows.shape
     block, num_warps = TILE
     situ_glu_kernel[(num_rows * triton.cdiv(width, block),)](
@@ -47,9 +75,3 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         num_warps=num_warps,
     )
     return out
-
-
-def _rows(x: Tensor) -> Tensor:
-    """`x` as a matrix whose rows are contiguous; a copy only when no view is."""
-    rows = x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1)
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
