@@ -90,8 +90,10 @@ class _KdaChunk(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         inputs = Inputs(*tensors)  # type: ignore[arg-type]
-        plan = _plan(call, inputs)
-        o_THV, final_NHVK, saved_EHVK = _forward(call, inputs, plan, offsets, checkpoints_EHVK)
+        plan = plan_of(call, inputs)
+        o_THV, final_NHVK, saved_EHVK = forward_and_states(
+            call, inputs, plan, offsets, checkpoints_EHVK
+        )
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, saved_EHVK)
@@ -114,7 +116,7 @@ class _KdaChunk(torch.autograd.Function):
         )
 
 
-def _plan(call: Call, inputs: Inputs) -> BackwardPlan:
+def plan_of(call: Call, inputs: Inputs) -> BackwardPlan:
     """Cuts of the backward, which the forward has to know for the states that it saves."""
     num_heads, num_v = inputs.v_THV.shape[1:]
     blocks, lengths = call.blocks, call.lengths
@@ -128,7 +130,7 @@ def _plan(call: Call, inputs: Inputs) -> BackwardPlan:
     return make_backward_plan(lengths, blocks.chunk, stretch, num_slabs, inputs.q_TGK.device)
 
 
-def _forward(
+def forward_and_states(
     call: Call,
     inputs: Inputs,
     plan: BackwardPlan,
@@ -165,38 +167,48 @@ def _backward(
     d_final_NHVK: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of all inputs."""
-    q, v, gate, beta = inputs[0], inputs[2], inputs[3], inputs[4]
-    num_tokens, num_heads, num_k = gate.shape
-    plan, group = _plan(call, inputs), num_heads // max(q.shape[1], 1)
+    q, v = inputs.q_TGK, inputs.v_THV
+    num_key_heads, num_heads = q.shape[1], v.shape[1]
+    plan = plan_of(call, inputs)
     d_o_THV = torch.zeros_like(v) if d_o_THV is None else last_contiguous(d_o_THV)
+    grads = make_gradients(call, inputs, plan, d_final_NHVK)
+    _run_slabs(call, inputs, plan, saved_EHVK, d_o_THV, grads)
+    d_q, d_k = grads[:2]
+    if num_key_heads != num_heads:
+        groups = (num_key_heads, num_heads // num_key_heads)
+        d_q, d_k = (x.unflatten(1, groups).sum(2).to(q.dtype) for x in (d_q, d_k))
+    sum_H2K = grads.sum_CH2K.sum(0)
+    return (
+        d_q,
+        d_k,
+        *grads[2:5],
+        sum_H2K[:, 1].sum(1).to(inputs.A_log_H.dtype),
+        sum_H2K[:, 0].to(inputs.dt_bias_HK.dtype),
+        grads.d_state_NHVK,
+    )
+
+
+def make_gradients(
+    call: Call, inputs: Inputs, plan: BackwardPlan, d_final_NHVK: Tensor | None
+) -> Gradients:
+    """Room for the results; that of the state begins with the final state's."""
+    q, v, gate, beta = inputs[0], inputs[2], inputs[3], inputs[4]
+    _, num_heads, num_k = gate.shape
     if d_final_NHVK is None:
         shape = (len(call.lengths), *inputs.state_shape)
         d_state_NHVK = torch.zeros(shape, dtype=torch.float32, device=v.device)
     else:
         d_state_NHVK = d_final_NHVK.contiguous().clone()
     # The sum over value heads that share a key head comes before the rounding.
-    dtype = q.dtype if group == 1 else torch.float32
+    dtype = q.dtype if q.shape[1] == num_heads else torch.float32
     d_q_THK, d_k_THK = (torch.empty(gate.shape, dtype=dtype, device=q.device) for _ in range(2))
-    grads = Gradients(
+    return Gradients(
         d_q_THK,
         d_k_THK,
         torch.empty_like(v, memory_format=torch.contiguous_format),
         torch.empty_like(gate, memory_format=torch.contiguous_format),
         torch.empty_like(beta, memory_format=torch.contiguous_format),
         gate.new_empty(plan.num_chunks, num_heads, 2, num_k, dtype=torch.float32),
-        d_state_NHVK,
-    )
-    _run_slabs(call, inputs, plan, saved_EHVK, d_o_THV, grads)
-    if group > 1:
-        shape = (num_tokens, q.shape[1], group, num_k)
-        d_q_THK, d_k_THK = (x.view(shape).sum(2).to(q.dtype) for x in (d_q_THK, d_k_THK))
-    sum_H2K = grads.sum_CH2K.sum(0)
-    return (
-        d_q_THK,
-        d_k_THK,
-        *grads[2:5],
-        sum_H2K[:, 1].sum(1).to(inputs.A_log_H.dtype),
-        sum_H2K[:, 0].to(inputs.dt_bias_HK.dtype),
         d_state_NHVK,
     )
 
