@@ -121,8 +121,8 @@ def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
     start = BackwardBlocks(64)
     for values, warps, depth in product((32, 64, 128), (4, 8), (1, 2, 3)):
         yield "reverse", replace(start, values=values, warps=warps, stages=depth)
-    for values, warps, depth in product((32, 64, 128), (4, 8), (1, 2, 3)):
-        yield "chunks", replace(start, chunk_values=values, chunk_warps=warps, chunk_stages=depth)
+    for values, depth, cap in product((32, 64, 128), (1, 2, 3), (128, 168, None)):
+        yield "chunks", replace(start, chunk_values=values, chunk_stages=depth, chunk_registers=cap)
 
 
 def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:

@@ -375,4 +375,6 @@ def run_chunks(
         PRECISION=precision.dot,
         SUM_PRECISION=precision.map_dot if precision.sums == torch.float32 else precision.dot,
         num_warps=blocks.chunk_warps,
+        num_stages=1,
+        maxnreg=blocks.chunk_registers,
     )

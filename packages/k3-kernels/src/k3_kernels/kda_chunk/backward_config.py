@@ -13,14 +13,16 @@ from k3_kernels.tuning import tuned
 @dataclass(frozen=True)
 class BackwardBlocks:
     """values, warps, stages: block of V in the reverse scan and its launch; chunk_...: block of V
-    that a step of the last kernel loads, and its launch."""
+    that a step of the last kernel loads, and its launch; chunk_registers caps the registers of a
+    thread (None: no cap)."""
 
     values: int
     warps: int = 4
     stages: int = 3
     chunk_values: int = 64
     chunk_warps: int = 8
-    chunk_stages: int = 2
+    chunk_stages: int = 3
+    chunk_registers: int | None = None
 
 
 _HALF = {
@@ -28,8 +30,10 @@ _HALF = {
     16: BackwardBlocks(16, chunk_values=16, chunk_warps=4),
     32: BackwardBlocks(32, chunk_values=32, chunk_warps=4),
     64: BackwardBlocks(64, chunk_warps=4),
-    128: BackwardBlocks(64),
-    256: BackwardBlocks(64, warps=8, stages=2, chunk_values=32),
+    # The cap spills 60 values, and lets a multiprocessor hold two programs: one loads while the
+    # other computes.
+    128: BackwardBlocks(64, chunk_registers=128),
+    256: BackwardBlocks(64, warps=8, stages=2, chunk_values=32, chunk_stages=2),
 }
 _FLOAT = {
     16: BackwardBlocks(16, stages=1, chunk_values=16, chunk_warps=4, chunk_stages=1),

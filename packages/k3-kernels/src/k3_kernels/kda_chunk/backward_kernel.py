@@ -127,23 +127,13 @@ def chunk_backward_kernel(
     delta_offset = lane[:, None] * BT + j
     mix = tl.zeros((BT, BT), dtype=tl.float32)
     gram = tl.zeros((BT, BT), dtype=tl.float32)
-    d_reads = tl.zeros((BK, BT), dtype=tl.float32)
-    d_erase = tl.zeros((BK, BT), dtype=tl.float32)
-    d_writes = tl.zeros((BK, BT), dtype=tl.float32)
-    d_whole = tl.zeros((BK,), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         d_o = tl.load(d_o_ptr + block + o_offset, mask=is_value, other=0.0).to(OPERAND)
         d_v = tl.load(d_v_ptr + block + v_offset, mask=is_value, other=0.0).to(OPERAND)
         delta_t = tl.load(delta_ptr + block * BT + delta_offset)
-        state = tl.load(state_ptr + block * BK + state_offset)
-        d_state = tl.load(d_state_ptr + block * BK + state_offset)
-        d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
-        d_erase = tl.dot(tl.trans(state), tl.trans(d_v), acc=d_erase, input_precision=PRECISION)
-        d_writes = tl.dot(tl.trans(d_state), delta_t, acc=d_writes, input_precision=PRECISION)
         mix = tl.dot(d_o, delta_t, acc=mix, input_precision=PRECISION)
         gram = tl.dot(d_v, delta_t, acc=gram, input_precision=PRECISION)
-        d_whole += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), 0)
 
     # Norms: k_norm is -1 / |k|, q_norm scale / |q|.
     vector_ptr += pid * VECTORS + BK
@@ -161,6 +151,24 @@ def chunk_backward_kernel(
     tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row)
     mix = tl.where(i > j, mix, 0.0).to(OPERAND)
     gram = tl.where(i > j, gram, 0.0).to(OPERAND)
+
+    # In a loop of their own, which leaves these products the registers; dO, dR and D come from the
+    # cache the second time.
+    d_reads = tl.zeros((BK, BT), dtype=tl.float32)
+    d_erase = tl.zeros((BK, BT), dtype=tl.float32)
+    d_writes = tl.zeros((BK, BT), dtype=tl.float32)
+    d_whole = tl.zeros((BK,), dtype=tl.float32)
+    for block in tl.range(0, num_values, BV, num_stages=STAGES):
+        is_value = is_row[:, None] & (block + lane < V)[None, :]
+        state = tl.load(state_ptr + block * BK + state_offset)
+        d_state = tl.load(d_state_ptr + block * BK + state_offset)
+        d_o = tl.load(d_o_ptr + block + o_offset, mask=is_value, other=0.0).to(OPERAND)
+        d_v = tl.load(d_v_ptr + block + v_offset, mask=is_value, other=0.0).to(OPERAND)
+        delta_t = tl.load(delta_ptr + block * BT + delta_offset)
+        d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
+        d_erase = tl.dot(tl.trans(state), tl.trans(d_v), acc=d_erase, input_precision=PRECISION)
+        d_writes = tl.dot(tl.trans(d_state), delta_t, acc=d_writes, input_precision=PRECISION)
+        d_whole += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), 0)
 
     # The operands of the forward, as prep.py makes them.
     token = first + tl.minimum(row, count - 1)[:, None]
@@ -185,7 +193,7 @@ def chunk_backward_kernel(
     erase = (k * up).to(OPERAND)
     writes = (k * down).to(OPERAND)
 
-    d_whole += tl.sum(d_writes * writes.to(tl.float32), 1)
+    d_own = tl.sum(d_writes * writes.to(tl.float32), 1)
     d_reads = d_reads * q_norm[None, :]
     d_erase = d_erase * k_norm[None, :]
     d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
@@ -194,24 +202,24 @@ def chunk_backward_kernel(
     d_writes = tl.dot(erase, gram, acc=d_writes, input_precision=PRECISION)
     x = reads.to(tl.float32) * d_reads + erase.to(tl.float32) * d_erase
     x -= writes.to(tl.float32) * d_writes
-    d_g = _running_sum(x, BT, OPERAND, SUM_PRECISION) + d_whole[:, None]
-
-    share = g * inverse_bound
-    d_z = d_g * (share - share * share) * (lower_bound * rate)
-    d_z = tl.where(is_row[None, :], d_z, 0.0)
-    out_offset = ((first + i) * num_heads + head) * K + lane
-    d_gate = tl.trans(d_z.to(d_gate_ptr.dtype.element_ty))
-    tl.store(d_gate_ptr + out_offset, d_gate, mask=is_in)
-    sum_ptr += pid * 2 * K + channel
-    tl.store(sum_ptr, tl.sum(d_z, 1), mask=is_channel)
-    # A raw gate of -inf has share 0.
-    d_rate = tl.sum(tl.where(share > 0.0, d_z * (gate + bias), 0.0), 1)
-    tl.store(sum_ptr + K, d_rate, mask=is_channel)
-
     d_q = d_reads * up + d_self[None, :] * k
     d_k = d_erase * up + d_writes * down + d_self[None, :] * q
     q_rest = q_norm * inverse_scale
     d_q -= q * (tl.sum(q * d_q, 0) * q_rest * q_rest)[None, :]
     d_k -= k * (tl.sum(k * d_k, 0) * k_norm * k_norm)[None, :]
+    out_offset = ((first + i) * num_heads + head) * K + lane
     tl.store(d_q_ptr + out_offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
     tl.store(d_k_ptr + out_offset, tl.trans(d_k.to(d_k_ptr.dtype.element_ty)), mask=is_in)
+
+    # The gate is loaded again, rather than kept in registers. One of -inf has share 0 and no part.
+    gate = tl.trans(load_masked(gate_ptr, lane, is_lane, K < BK)).to(tl.float32)
+    gate = tl.maximum(gate, -1e30)
+    share = log_decay(gate, bias, rate * -LOG2_E, inverse_bound) * inverse_bound
+    d_g = _running_sum(x, BT, OPERAND, SUM_PRECISION) + d_own[:, None] + d_whole[:, None]
+    d_z = d_g * (share - share * share) * (lower_bound * rate)
+    d_z = tl.where(is_row[None, :], d_z, 0.0)
+    d_gate = tl.trans(d_z.to(d_gate_ptr.dtype.element_ty))
+    tl.store(d_gate_ptr + out_offset, d_gate, mask=is_in)
+    sum_ptr += pid * 2 * K + channel
+    tl.store(sum_ptr, tl.sum(d_z, 1), mask=is_channel)
+    tl.store(sum_ptr + K, tl.sum(d_z * (gate + bias), 1), mask=is_channel)
