@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from k3_kernels.kda_chunk.config import Precision, block_width
-from k3_kernels.tuning import tuned
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ _HALF = {
     16: BackwardBlocks(16, chunk_values=16, chunk_warps=4),
     32: BackwardBlocks(32, chunk_values=32, chunk_warps=4),
     64: BackwardBlocks(64, chunk_warps=4),
-    # The cap spills 60 values, and lets a multiprocessor hold two programs: one loads while the
+    # The cap spills 190 values, and lets a multiprocessor hold two programs: one loads while the
     # other computes.
     128: BackwardBlocks(64, chunk_registers=128),
     256: BackwardBlocks(64, warps=8, stages=2, chunk_values=32, chunk_stages=2),
@@ -45,16 +44,6 @@ _FLOAT = {
 
 
 def choose_backward_blocks(num_k: int, num_v: int, precision: Precision) -> BackwardBlocks:
-    """Launch parameters for a shape, those tuned on this GPU before the table's."""
+    """Launch parameters for a shape: the table's, for the wider of K and V as a power of two."""
     width = max(block_width(num_k), block_width(num_v))
-    is_float = precision.operand == torch.float32
-    return tuned(
-        "kda_chunk_backward",
-        (width, "float" if is_float else "half"),
-        default_backward_blocks(width, is_float),
-    )
-
-
-def default_backward_blocks(width: int, is_float: bool) -> BackwardBlocks:
-    """The table's launch parameters for the wider of K and V, as a power of two."""
-    return (_FLOAT if is_float else _HALF)[width]
+    return (_FLOAT if precision.operand == torch.float32 else _HALF)[width]

@@ -59,12 +59,12 @@ def worst(inputs, lengths, **options):
     return max(errors(*inputs, lengths, **options).values())
 
 
-@pytest.mark.parametrize("lengths", [(1,), (32,), (33,), (5, 1, 0, 67), (0, 0, 40, 0)])
+@pytest.mark.parametrize("lengths", [(1,), (32,), (5, 1, 0, 67), (0, 0, 40, 0)])
 def test_lengths(lengths, device):
     assert worst(draw(lengths, 2, 16, 16, device), lengths) < TOLERANCE
 
 
-@pytest.mark.parametrize("num_k, num_v", [(24, 40), (64, 16), (16, 64), (17, 1), (64, 64)])
+@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64)])
 def test_head_dimensions(num_k, num_v, device):
     assert worst(draw((70,), 1, num_k, num_v, device), (70,)) < TOLERANCE
 
@@ -75,13 +75,12 @@ def test_gates(gate, blocks, device):
     assert worst(draw((130,), 1, 32, 16, device, gate=gate), (130,), blocks=blocks) < TOLERANCE
 
 
-@pytest.mark.parametrize("slabs, stretch", [(1, 1), (2, 2), (4, 1), (3, 100)])
-def test_slabs_and_stretches(slabs, stretch, device):
-    lengths = (100, 0, 17, 70)
-    options = {"blocks": ONE, "backward_slabs": slabs, "stretch": stretch}
-    inputs = draw(lengths, 2, 16, 16, device, gate=(1.0, -4.0))
-    assert worst(inputs, lengths, **options) < TOLERANCE
-    assert worst(inputs, lengths, **options, segment_chunks=2, num_slabs=2) < TOLERANCE
+@pytest.mark.parametrize("slabs, stretch, num_slabs", [(1, 1, 1), (2, 2, 2), (3, 1, 2)])
+def test_slabs_and_stretches(slabs, stretch, num_slabs, device):
+    lengths = (50, 0, 17, 35)
+    options = {"backward_slabs": slabs, "stretch": stretch, "num_slabs": num_slabs}
+    inputs = draw(lengths, 1, 16, 16, device, gate=(1.0, -4.0))
+    assert worst(inputs, lengths, **options, blocks=ONE, segment_chunks=2) < TOLERANCE
 
 
 def test_saved_states_are_the_starts_of_stretches():
@@ -91,9 +90,8 @@ def test_saved_states_are_the_starts_of_stretches():
     assert starts == [[-2, -1, 0], [-4, -3, 2]]
 
 
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_value_heads_share_key_heads(key_heads, device):
-    inputs = draw((40, 9), 4, 16, 16, device, key_heads=key_heads)
+def test_value_heads_share_key_heads(device):
+    inputs = draw((40, 9), 4, 16, 16, device, key_heads=2)
     assert worst(inputs, (40, 9)) < TOLERANCE
 
 
@@ -146,9 +144,9 @@ def test_without_states(device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_need_of_a_single_input(name, device):
-    inputs = draw((20, 3), 2, 16, 16, device)
-    _, everything = run(kda_chunk, inputs[0], (20, 3), inputs[1])
-    _, single = run(kda_chunk, inputs[0], (20, 3), inputs[1], needs=(name,))
+    inputs = draw((9,), 1, 16, 16, device)
+    _, everything = run(kda_chunk, inputs[0], (9,), inputs[1])
+    _, single = run(kda_chunk, inputs[0], (9,), inputs[1], needs=(name,))
     for n, own in enumerate(NAMES):
         assert single[n] is None if own != name else torch.equal(single[n], everything[n])
 
@@ -163,8 +161,8 @@ def test_empty(lengths, heads, device):
 
 
 def test_poisoned_memory_and_determinism(device, monkeypatch):
-    lengths = (37, 0, 66)
-    inputs = draw(lengths, 2, 24, 24, device)
+    lengths = (37, 0, 26)
+    inputs = draw(lengths, 1, 24, 24, device)
     options = {"backward_slabs": 2, "stretch": 1}
     _, first = run(kda_chunk, inputs[0], lengths, inputs[1], **options)
     made = torch.empty
