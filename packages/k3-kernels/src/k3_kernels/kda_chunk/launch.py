@@ -24,11 +24,12 @@ from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
 from k3_kernels.launch import last_contiguous
 
-_TRITON = {
+TRITON = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
 }
+"""Triton's name of a dtype."""
 
 
 class Gates(NamedTuple):
@@ -54,6 +55,14 @@ class Maps(NamedTuple):
     map_JHKK: Tensor
     shift_JHVK: Tensor
     kept_JH: Tensor | None
+
+
+class Kept(NamedTuple):
+    """What a scan for the backward keeps of the chunks of a slab (scan.py); R, L: V and K rounded
+    up, C chunks, T tokens of a chunk."""
+
+    state_CHRL: Tensor
+    delta_CHRT: Tensor
 
 
 def make_tiles(
@@ -117,9 +126,9 @@ def run_prep(
         STAGES=blocks.prep_stages,
         HAS_READS=q_THK is not None,
         HAS_BOUND=_can_forget(slab, precision),
-        OPERAND=_TRITON[precision.operand],
-        SUMS=_TRITON[precision.sums],
-        SOLVE=_TRITON[precision.solve],
+        OPERAND=TRITON[precision.operand],
+        SUMS=TRITON[precision.sums],
+        SOLVE=TRITON[precision.solve],
         PRECISION=precision.dot,
         SUM_PRECISION=precision.map_dot if precision.sums == torch.float32 else precision.dot,
         num_warps=blocks.prep_warps,
@@ -132,7 +141,7 @@ def _can_forget(slab: Slab, precision: Precision) -> bool:
     return slab.segments is not None and precision.forget is not None
 
 
-def _run_pieces(
+def run_pieces(
     v_THV: Tensor,
     o_THV: Tensor | None,
     tiles: Tiles,
@@ -146,15 +155,17 @@ def _run_pieces(
     num_k: int,
     blocks: Blocks,
     precision: Precision,
+    kept: Kept | None = None,
 ) -> None:
+    """The scan of some pieces; with `kept` it makes no outputs and leaves `final` as it is."""
     num_heads, num_v = v_THV.shape[1:]
     if pieces.count == 0 or num_heads == 0:
         return
     width = block_width(num_k)
-    transition, final, kept = (None, final, None) if maps is None else maps
-    max_chunks = 0 if kept is None else triton.next_power_of_2(pieces.most_chunks)
+    transition, final, sizes = (None, final, None) if maps is None else maps
+    max_chunks = 0 if sizes is None else triton.next_power_of_2(pieces.most_chunks)
     block = min(blocks.values, block_width(num_v))
-    num_value_blocks = -(-num_v // block)
+    num_value_blocks = -(-(num_v if kept is None else block_width(num_v)) // block)
     num_blocks = num_value_blocks + (0 if maps is None else -(-num_k // block))
     output = v_THV if o_THV is None else o_THV
     scan_kernel[(pieces.count * num_heads * num_blocks,)](
@@ -165,7 +176,7 @@ def _run_pieces(
         slab.chunks,
         *(
             tiles.vector_CHX if x is None else x
-            for x in (initial, final, transition, kept, exports)
+            for x in (initial, final, transition, sizes, exports, *(kept or (None, None)))
         ),
         num_heads,
         precision.forget or 0.0,
@@ -183,12 +194,13 @@ def _run_pieces(
         NUM_VALUE_BLOCKS=num_value_blocks,
         HAS_INITIAL=initial is not None,
         HAS_CARRY=has_carry,
-        HAS_FINAL=final is not None,
+        HAS_FINAL=final is not None and kept is None,
         HAS_EXPORTS=exports is not None,
         IS_UNEVEN=slab.is_uneven,
         IS_SUMMARY=maps is not None,
+        IS_KEPT=kept is not None,
         MAX_CHUNKS=max_chunks,
-        OPERAND=_TRITON[precision.operand],
+        OPERAND=TRITON[precision.operand],
         PRECISION=precision.dot,
         num_warps=blocks.scan_warps,
     )
@@ -212,7 +224,7 @@ def run_maps(
     if _can_forget(slab, precision):
         kept = v_THV.new_empty(num_maps, num_heads, dtype=torch.int32)
     result = Maps(maps, shifts, kept)
-    _run_pieces(
+    run_pieces(
         v_THV, None, tiles, slab, pieces, None, None, result, None, False, num_k, blocks, precision
     )
     return result
@@ -279,7 +291,7 @@ def run_scan(
     if slab.segments is not None:
         initial = _start_states(v_THV, tiles, slab, initial, final, num_k, blocks, precision)
         pieces, has_carry = slab.segments.runs, False
-    _run_pieces(
+    run_pieces(
         v_THV,
         o_THV,
         tiles,
@@ -297,7 +309,7 @@ def run_scan(
 
 
 @lru_cache(maxsize=16)
-def _scan_stream(device: torch.device) -> torch.cuda.Stream:
+def scan_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of scans; of high priority, since they are few programs that wait most."""
     return torch.cuda.Stream(device, priority=-1)
 
@@ -327,7 +339,7 @@ def run_plan(
     ]
     is_pipeline = v_THV.device.type == "cuda" and len(plan.slabs) > 1
     own = torch.cuda.current_stream(v_THV.device) if is_pipeline else None
-    other = _scan_stream(v_THV.device) if is_pipeline else None
+    other = scan_stream(v_THV.device) if is_pipeline else None
     free: list[torch.cuda.Event] = []
     for n, slab in enumerate(plan.slabs):
         tiles = workspaces[n % 2]

@@ -70,7 +70,9 @@ class Plan:
     num_exports: int
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
+    """One chunk of a sequence; export: number of the state to export after it, or -1."""
+
     sequence: int
     first: int
     tokens: int
@@ -79,7 +81,7 @@ class _Chunk(NamedTuple):
     is_last: bool
 
 
-def _table(rows: list, width: int, device: torch.device) -> Tensor:
+def send_table(rows: list, width: int, device: torch.device) -> Tensor:
     """int64 [rows, width]; from pinned memory, so that the host does not wait."""
     with torch.inference_mode(False):
         table = torch.tensor(rows, dtype=torch.int64).view(-1, width)
@@ -88,14 +90,14 @@ def _table(rows: list, width: int, device: torch.device) -> Tensor:
         return table.to(device)
 
 
-def _pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
+def make_pieces(rows: list[tuple[int, ...]], device: torch.device) -> Pieces:
     rows = sorted(rows, key=lambda row: -row[3])
-    return Pieces(_table(rows, 6, device), len(rows), rows[0][3] if rows else 0)
+    return Pieces(send_table(rows, 6, device), len(rows), rows[0][3] if rows else 0)
 
 
-def _cut(
+def cut_chunks(
     lengths: tuple[int, ...], chunk: int, exports: tuple[tuple[int, ...], ...]
-) -> Iterable[_Chunk]:
+) -> Iterable[Chunk]:
     """The chunks of all sequences; one ends where a state is exported. An empty sequence has one
     empty chunk, so that its state passes through."""
     start = number = 0
@@ -105,7 +107,7 @@ def _cut(
             for first in range(token, end, chunk) if end else (0,):
                 last = min(first + chunk, end)
                 is_export = last in offsets
-                yield _Chunk(
+                yield Chunk(
                     n,
                     start + first,
                     last - first,
@@ -118,7 +120,7 @@ def _cut(
         start += length
 
 
-def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) -> Slab:
+def make_slab(chunks: list[Chunk], segment_chunks: int, device: torch.device) -> Slab:
     """Tables of one slab."""
     filled = [c for c in chunks if c.tokens]
     pieces: list[tuple[int, ...]] = []
@@ -148,12 +150,15 @@ def _make_slab(chunks: list[_Chunk], segment_chunks: int, device: torch.device) 
     if maps:
         parts.append((len(runs), 0))
         segments = Segments(
-            _pieces(maps, device), _pieces(runs, device), _table(parts, 2, device), len(runs)
+            make_pieces(maps, device),
+            make_pieces(runs, device),
+            send_table(parts, 2, device),
+            len(runs),
         )
     return Slab(
-        _table([(c.first, c.tokens, c.export) for c in filled], 3, device),
+        send_table([(c.first, c.tokens, c.export) for c in filled], 3, device),
         len(filled),
-        _pieces(pieces, device),
+        make_pieces(pieces, device),
         segments,
         bool(chunks) and not chunks[0].is_first,
         any(c.export >= 0 and not c.is_last for c in filled),
@@ -175,8 +180,8 @@ def make_plan(
     increasing numbers of tokens, from 1 to its length, after which its state is exported (the
     states are numbered in this order); num_slabs: of about equal numbers of chunks, at most.
     """
-    chunks = list(_cut(lengths, chunk, exports))
+    chunks = list(cut_chunks(lengths, chunk, exports))
     size = max(-(-len(chunks) // num_slabs), 1)
     slabs = [chunks[at : at + size] for at in range(0, max(len(chunks), 1), size)]
     num_exports = sum(map(len, exports))
-    return Plan(tuple(_make_slab(s, segment_chunks, device) for s in slabs), num_exports)
+    return Plan(tuple(make_slab(s, segment_chunks, device) for s in slabs), num_exports)

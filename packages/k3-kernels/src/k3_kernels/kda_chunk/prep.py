@@ -59,7 +59,19 @@ def _invert(lower, BT: tl.constexpr, SOLVE: tl.constexpr, PRECISION: tl.constexp
 
 
 @triton.jit
-def _load(pointer, offset, mask, IS_MASKED: tl.constexpr):
+def log_decay(gate, bias, rate, inverse_bound):
+    """-log2 of the decay of a token and channel: |bound| log2(e) sigmoid(-rate (gate + bias)).
+
+    sigmoid(x) |bound| = 1 / (c + c 2^(-x log2 e)), taken as the square of one rsqrt: a division
+    costs eight instructions.
+    """
+    g = tl.exp2((gate + bias) * rate)
+    root = tl.rsqrt(inverse_bound + inverse_bound * g)
+    return root * root
+
+
+@triton.jit
+def load_masked(pointer, offset, mask, IS_MASKED: tl.constexpr):
     """A tile; channels beyond K are zero. Without a mask nothing has to be merged in registers."""
     if IS_MASKED:
         return tl.load(pointer + offset, mask=mask, other=0.0)
@@ -116,8 +128,7 @@ def prep_kernel(
     is_row = row < count
     i = row[:, None]
     j = row[None, :]
-    # sigmoid(x) |bound| = 1 / (c + c 2^(-x log2 e)), taken as the square of one rsqrt: a division
-    # costs eight instructions. The rate is kept from 0, so that a raw gate of -inf gives no decay.
+    # The rate is kept from 0, so that a raw gate of -inf gives no decay.
     rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * 1.4426950408889634)
     rate = -1.4426950408889634 * tl.maximum(rate, 1e-30)
     inverse_bound = -1.0 / (lower_bound * 1.4426950408889634)
@@ -147,14 +158,12 @@ def prep_kernel(
     for block in tl.range(0, BK, BC, num_stages=STAGES):
         channel = block + lane
         is_in = channel < K
-        gate = _load(gate_ptr, channel, is_in, K < BK).to(tl.float32)
-        k = _load(k_ptr, channel, is_in, K < BK).to(tl.float32)
+        gate = load_masked(gate_ptr, channel, is_in, K < BK).to(tl.float32)
+        k = load_masked(k_ptr, channel, is_in, K < BK).to(tl.float32)
         if HAS_READS:
-            q = _load(q_ptr, channel, is_in, K < BK).to(tl.float32)
-        bias = _load(dt_bias_ptr, channel, is_in, K < BK).to(tl.float32)
-        g = tl.exp2((gate + bias) * rate)
-        root = tl.rsqrt(inverse_bound + inverse_bound * g)
-        g = root * root
+            q = load_masked(q_ptr, channel, is_in, K < BK).to(tl.float32)
+        bias = load_masked(dt_bias_ptr, channel, is_in, K < BK).to(tl.float32)
+        g = log_decay(gate, bias, rate, inverse_bound)
         if HAS_BOUND:
             least = tl.minimum(least, g if K == BK else tl.where(is_in, g, 1e30))
         middle = tl.dot(to_middle, g.to(SUMS), input_precision=SUM_PRECISION)

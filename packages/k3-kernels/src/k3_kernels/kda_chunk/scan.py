@@ -19,6 +19,9 @@ As a summary (IS_SUMMARY) the same loop, seeded with zero for the first blocks a
 identity and no values for the others, ends in the affine map (S, M) of the piece. With a bound of
 what the chunks leave of a state (prep.py) it may begin late, where less than 2^forget of any state
 is left at the piece's end: M is then 0, marked in `kept`, and S made of the last chunks only.
+
+For the backward (IS_KEPT) it makes no outputs, but keeps M and D^T of every chunk and head, whole
+and as the products took them: states [V, K], deltas [V, chunk], with V and K rounded up.
 Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
 """
 
@@ -41,6 +44,8 @@ def scan_kernel(
     map_ptr,
     kept_ptr,
     export_ptr,
+    states_ptr,
+    deltas_ptr,
     num_heads,
     forget,
     stride_vt,
@@ -63,6 +68,7 @@ def scan_kernel(
     HAS_EXPORTS: tl.constexpr,
     IS_UNEVEN: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
+    IS_KEPT: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -153,7 +159,12 @@ def scan_kernel(
         erased = (erased * k_norm[None, :]).to(OPERAND)
         delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION).to(OPERAND)
         state = tl.dot(delta, writes, acc=state, input_precision=PRECISION) * half
-        if not IS_SUMMARY:
+        if IS_KEPT:
+            row_of_V = (first_chunk + step) * num_heads + head
+            row_of_V = row_of_V * (NUM_BLOCKS * BV) + block * BV + tl.arange(0, BV)[:, None]
+            tl.store(states_ptr + row_of_V * BK + channel[None, :], operand)
+            tl.store(deltas_ptr + row_of_V * BT + row[None, :], delta)
+        elif not IS_SUMMARY:
             reads_ptr = tile_ptr + 2 * BT * BK + BT * BT
             reads = tl.load(reads_ptr + tile_offset)
             mix = tl.load(reads_ptr + BT * BK + pair_offset)

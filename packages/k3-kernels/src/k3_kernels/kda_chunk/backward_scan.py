@@ -1,0 +1,115 @@
+"""The serial part of KDA's backward: the gradient of a state, chunk by chunk from the last.
+
+Report 1.3 with the tiles of prep.py. As in scan.py a program owns BV rows of the [V, K] gradient,
+which is the float32 accumulator of the tensor cores. With B the gradient at the middle of a chunk,
+after its writes, dO' = dO scale / |q|, and dR the gradient of what the values are corrected to:
+
+    B = dS diag(half) at the end of a chunk
+    dR^T = (dO'^T mix + B writes^T) solve
+    dS <- (B + dO'^T reads - (dR^T diag(1 / |k|)) erase) diag(half)
+
+dR is the gradient of v. The kernel keeps B of every chunk and head, for the last kernel.
+
+Floor at T = 8192, H = 96, K = V = 128, bf16: tiles 0.7 GB, dO and dv 0.4 GB, B 0.8 GB, at 4.25 TB/s
+0.45 ms; 0.08 TFLOP, 0.11 ms. Predicted 0.55 ms: three products in a row a chunk, as in scan.py,
+whose 0.33 ms (8 x 1024) grow by the stores of B.
+Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def reverse_kernel(
+    d_o_ptr,
+    d_v_ptr,
+    tile_ptr,
+    vector_ptr,
+    piece_ptr,
+    d_state_ptr,
+    kept_ptr,
+    num_heads,
+    stride_ot,
+    stride_oh,
+    stride_vt,
+    stride_vh,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    BT: tl.constexpr,
+    TILES: tl.constexpr,
+    VECTORS: tl.constexpr,
+    STAGES: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """piece_ptr: as in scan.py; d_state_ptr: float32 [sequences, heads, V, K], of a piece's last
+    column, gradients after the piece, replaced by those before it. kept_ptr: [chunks, heads,
+    NUM_BLOCKS BV, BK], B. All chunks of a piece but the last are full. Grid: pieces x heads x
+    blocks."""
+    pid = tl.program_id(0).to(tl.int64)
+    block = pid % NUM_BLOCKS
+    head = (pid // NUM_BLOCKS) % num_heads
+    piece_ptr += 6 * (pid // NUM_BLOCKS // num_heads)
+    first = tl.load(piece_ptr)
+    num_tokens = tl.load(piece_ptr + 1)
+    first_chunk = tl.load(piece_ptr + 2)
+    num_chunks = tl.load(piece_ptr + 3).to(tl.int32)
+    index = tl.load(piece_ptr + 5)
+
+    row = tl.arange(0, BT)
+    channel = tl.arange(0, BK)
+    value = block * BV + tl.arange(0, BV)
+    is_state = (value < V)[:, None] & (channel < K)[None, :]
+    is_value = (value < V)[None, :]
+    d_state_ptr += (index * num_heads + head) * (V * K)
+    d_state_ptr += value[:, None] * K + channel[None, :]
+    d_state = tl.load(d_state_ptr, mask=is_state, other=0.0)
+
+    tile_offset = row[:, None] * BK + channel[None, :]
+    pair_offset = row[:, None] * BT + row[None, :]
+    o_offset = row[:, None] * stride_ot + tl.arange(0, BV)[None, :]
+    v_offset = row[:, None] * stride_vt + tl.arange(0, BV)[None, :]
+    kept_offset = tl.arange(0, BV)[:, None] * BK + channel[None, :]
+    last = num_chunks - 1
+    last_chunk = (first_chunk + last) * num_heads + head
+    tile_ptr += last_chunk * TILES
+    vector_ptr += last_chunk * VECTORS
+    kept_ptr += (last_chunk * NUM_BLOCKS + block) * (BV * BK)
+    d_o_ptr += (first + last * BT) * stride_ot + head * stride_oh + block * BV
+    d_v_ptr += (first + last * BT) * stride_vt + head * stride_vh + block * BV
+    for step in tl.range(0, num_chunks, num_stages=STAGES):
+        is_token = (row < num_tokens - (last - step) * BT)[:, None] & is_value
+        half = tl.load(vector_ptr + channel)[None, :]
+        writes = tl.load(tile_ptr + BT * BK + tile_offset)
+        d_o = tl.load(d_o_ptr + o_offset, mask=is_token, other=0.0)
+        q_norm = tl.load(vector_ptr + BK + BT + row)
+        mix = tl.load(tile_ptr + 3 * BT * BK + BT * BT + pair_offset)
+        solve = tl.load(tile_ptr + 2 * BT * BK + pair_offset)
+        k_norm = tl.load(vector_ptr + BK + row)
+        reads = tl.load(tile_ptr + 2 * BT * BK + BT * BT + tile_offset)
+        erase = tl.load(tile_ptr + tile_offset)
+
+        d_state = d_state * half
+        operand = d_state.to(OPERAND)
+        tl.store(kept_ptr + kept_offset, operand)
+        d_o_t = (tl.trans(d_o).to(tl.float32) * q_norm[None, :]).to(OPERAND)
+        d_delta = tl.dot(d_o_t, mix, input_precision=PRECISION)
+        d_delta = tl.dot(operand, tl.trans(writes), acc=d_delta, input_precision=PRECISION)
+        d_error = tl.dot(d_delta.to(OPERAND), solve, input_precision=PRECISION)
+        d_erased = (d_error * k_norm[None, :]).to(OPERAND)
+        d_state = tl.dot(d_o_t, reads, acc=d_state, input_precision=PRECISION)
+        d_state = tl.dot(d_erased, erase, acc=d_state, input_precision=PRECISION) * half
+        d_v = tl.trans(d_error).to(d_v_ptr.dtype.element_ty)
+        tl.store(d_v_ptr + v_offset, d_v, mask=is_token)
+
+        tile_ptr -= num_heads * TILES
+        vector_ptr -= num_heads * VECTORS
+        kept_ptr -= num_heads * (NUM_BLOCKS * BV * BK)
+        d_o_ptr -= BT * stride_ot
+        d_v_ptr -= BT * stride_vt
+
+    tl.store(d_state_ptr, d_state, mask=is_state)

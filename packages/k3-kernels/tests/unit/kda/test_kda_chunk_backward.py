@@ -1,0 +1,210 @@
+"""Gradients of kda_chunk's kernels against those of the float64 recurrence (report 1.3)."""
+
+import pytest
+import torch
+
+from k3_core.ops.kda_chunk.reference import kda_chunk as reference
+from k3_core.testing.tolerance import relative_error
+from k3_core.testing.values import Values
+from k3_kernels.kda_chunk.backward_plan import make_backward_plan
+from k3_kernels.kda_chunk.config import Blocks
+from k3_kernels.kda_chunk.op import kda_chunk
+
+ONE = Blocks(16, 16)
+TOLERANCE = 1e-4
+NAMES = ("q", "k", "v", "gate", "beta", "A_log", "dt_bias", "state")
+
+
+def draw(lengths, heads, num_k, num_v, device, dtype=torch.float32, gate=(1.0, 0.0), key_heads=0):
+    """The seven inputs and a state, and gradients of o and of the final state."""
+    v, total = Values(dtype, device, 0), sum(lengths)
+    args = [v.act(total, key_heads or heads, num_k) for _ in range(2)]
+    args.append(v.act(total, heads, num_v))
+    args.append(v.act(total, heads, num_k, scale=gate[0]) + gate[1])
+    args.append(v.act(total, heads))
+    args += [v.full(heads, scale=0.3), v.full(heads, num_k, scale=0.5)]
+    args.append(v.full(len(lengths), heads, num_v, num_k))
+    return args, [v.act(total, heads, num_v), v.full(len(lengths), heads, num_v, num_k, scale=0.3)]
+
+
+def run(op, args, lengths, d_results, needs=NAMES, **options):
+    """Results and gradients; one of None has no gradient. Options go to the op."""
+    leaves = [x.detach().requires_grad_(name in needs) for name, x in zip(NAMES, args, strict=True)]
+    offsets = torch.tensor([0, *lengths], device=args[0].device).cumsum(0)
+    named = {"lower_bound": -5.0, "cu_seqlens_N1": offsets, "output_final_state": True}
+    results = op(*leaves[:7], **named, initial_state_NHVK=leaves[7], **options)
+    pairs = [(y, d) for y, d in zip(results, d_results, strict=True) if d is not None]
+    torch.autograd.backward([y for y, _ in pairs], [d for _, d in pairs])
+    return results, [x.grad for x in leaves]
+
+
+def filled(grads, args):
+    """Gradients with zeros for what a result does not depend on."""
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, args, strict=True)]
+
+
+def errors(args, d_results, lengths, **options):
+    """Relative errors of the gradients, by name."""
+    results, grads = run(kda_chunk, args, lengths, d_results, **options)
+    wide = [None if d is None else d.double() for d in d_results]
+    expected, exact = run(reference, [x.double() for x in args], lengths, wide)
+    exact = filled(exact, args)
+    for x, grad in zip(args, grads, strict=True):
+        assert grad.dtype == x.dtype and grad.shape == x.shape
+    assert relative_error(results[0], expected[0]) < 5e-3
+    return {n: relative_error(a, b) for n, a, b in zip(NAMES, grads, exact, strict=True)}
+
+
+def worst(inputs, lengths, **options):
+    return max(errors(*inputs, lengths, **options).values())
+
+
+@pytest.mark.parametrize("lengths", [(1,), (32,), (5, 1, 0, 67), (0, 0, 40, 0)])
+def test_lengths(lengths, device):
+    assert worst(draw(lengths, 2, 16, 16, device), lengths) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64)])
+def test_head_dimensions(num_k, num_v, device):
+    assert worst(draw((70,), 1, num_k, num_v, device), (70,)) < TOLERANCE
+
+
+@pytest.mark.parametrize("gate", [(1.0, -9.0), (1.0, -4.0), (0.0, -60.0), (1.0, 3.0)])
+@pytest.mark.parametrize("blocks", [None, ONE])
+def test_gates(gate, blocks, device):
+    assert worst(draw((130,), 1, 32, 16, device, gate=gate), (130,), blocks=blocks) < TOLERANCE
+
+
+@pytest.mark.parametrize("slabs, stretch, num_slabs", [(1, 1, 1), (2, 2, 2), (3, 1, 2)])
+def test_slabs_and_stretches(slabs, stretch, num_slabs, device):
+    lengths = (50, 0, 17, 35)
+    options = {"backward_slabs": slabs, "stretch": stretch, "num_slabs": num_slabs}
+    inputs = draw(lengths, 1, 16, 16, device, gate=(1.0, -4.0))
+    assert worst(inputs, lengths, **options, blocks=ONE, segment_chunks=2) < TOLERANCE
+
+
+def test_saved_states_are_the_starts_of_stretches():
+    plan = make_backward_plan((100, 0, 40), 16, 2, 2, torch.device("cpu"))
+    assert plan.offsets == ((32, 64, 80), (), (32,)) and plan.num_chunks == 10
+    starts = [sorted(s.stretches.table[:, 4].tolist()) for s in plan.slabs]
+    assert starts == [[-2, -1, 0], [-4, -3, 2]]
+
+
+def test_value_heads_share_key_heads(device):
+    inputs = draw((40, 9), 4, 16, 16, device, key_heads=2)
+    assert worst(inputs, (40, 9)) < TOLERANCE
+
+
+@pytest.mark.parametrize("gate", [(1.0, 0.0), (1.0, -6.5)])
+def test_float16(gate, device):
+    inputs = draw((100, 29), 2, 32, 32, device, torch.float16, gate)
+    assert worst(inputs, (100, 29)) < 5e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter has no bfloat16")
+@pytest.mark.parametrize("gate", [(1.0, 0.0), (1.0, -6.5)])
+@pytest.mark.parametrize("dim", [32, 64, 128, 256])
+def test_bfloat16(gate, dim, device):
+    lengths = (200, 1, 0, 70)
+    found = errors(*draw(lengths, 4, dim, dim, device, torch.bfloat16, gate), lengths)
+    assert max(found[name] for name in ("q", "k", "v", "state", "dt_bias")) < 8e-3
+    assert max(found["gate"], found["beta"]) < 2e-2 and found["A_log"] < 5e-2
+
+
+def test_repeated_keys(device):
+    args, d_results = draw((130,), 1, 32, 32, device)
+    args[1] = (args[1][:1] + 0.4 * args[1]).contiguous()
+    args[3].fill_(-6.0), args[4].fill_(3.0)
+    assert worst((args, d_results), (130,)) < TOLERANCE
+
+
+def test_strided_inputs(device):
+    lengths = (30, 15)
+    args, d_results = draw(lengths, 3, 16, 24, device)
+    for n in range(4):
+        wide = torch.full((45, 3, 2 * args[n].shape[2]), torch.nan, device=device)
+        wide[..., : args[n].shape[2]] = args[n]
+        args[n] = wide[..., : args[n].shape[2]]
+    args[1] = args[1].transpose(1, 2).contiguous().transpose(1, 2)
+    args[4] = args[4].t().contiguous().t()
+    d_results[0] = d_results[0].transpose(0, 1).contiguous().transpose(0, 1)
+    d_results[1] = d_results[1].transpose(2, 3).contiguous().transpose(2, 3)
+    assert worst((args, d_results), lengths) < TOLERANCE
+
+
+@pytest.mark.parametrize("has_o, has_final", [(True, False), (False, True)])
+def test_gradient_of_one_result(has_o, has_final, device):
+    args, (d_o, d_final) = draw((40, 3), 2, 16, 16, device)
+    d_results = [d_o if has_o else None, d_final if has_final else None]
+    assert worst((args, d_results), (40, 3)) < TOLERANCE
+
+
+def test_without_states(device):
+    args, (d_o, _) = draw((40, 3), 2, 16, 16, device)
+    leaves = [x.requires_grad_() for x in args[:7]]
+    offsets = torch.tensor([0, 40, 43], device=device)
+    o, final = kda_chunk(*leaves, lower_bound=-5.0, cu_seqlens_N1=offsets)
+    assert final is None
+    o.backward(d_o)
+    zero = torch.zeros_like(args[7])
+    _, expected = run(reference, [*args[:7], zero], (40, 3), [d_o, None])
+    for x, grad in zip(leaves, expected, strict=False):
+        assert relative_error(x.grad, grad) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_need_of_a_single_input(name, device):
+    inputs = draw((9,), 1, 16, 16, device)
+    _, everything = run(kda_chunk, inputs[0], (9,), inputs[1])
+    _, single = run(kda_chunk, inputs[0], (9,), inputs[1], needs=(name,))
+    for n, own in enumerate(NAMES):
+        assert single[n] is None if own != name else torch.equal(single[n], everything[n])
+
+
+@pytest.mark.parametrize("lengths, heads", [((), 2), ((0, 0), 2), ((3,), 0)])
+def test_empty(lengths, heads, device):
+    args, d_results = draw(lengths, heads, 16, 16, device)
+    _, grads = run(kda_chunk, args, lengths, d_results)
+    assert all(torch.equal(x, torch.zeros_like(x)) for x in grads[:7])
+    if sum(lengths) == 0:
+        assert torch.equal(grads[7], d_results[1])
+
+
+def test_poisoned_memory_and_determinism(device, monkeypatch):
+    lengths = (37, 0, 26)
+    inputs = draw(lengths, 1, 24, 24, device)
+    options = {"backward_slabs": 2, "stretch": 1}
+    _, first = run(kda_chunk, inputs[0], lengths, inputs[1], **options)
+    made = torch.empty
+
+    def poisoned(*size, **named):
+        memory = made(*size, **named)
+        return memory.fill_(torch.nan) if memory.is_floating_point() else memory
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(
+        torch, "empty_like", lambda x, **_: poisoned(x.shape, dtype=x.dtype, device=x.device)
+    )
+    _, second = run(kda_chunk, inputs[0], lengths, inputs[1], **options)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_checkpoints_beside_gradients(device):
+    lengths, offsets = (70, 20), ((16, 33, 70), (5,))
+    args, d_results = draw(lengths, 2, 16, 16, device)
+    found, expected = (torch.zeros(4, 2, 16, 16, device=device) for _ in range(2))
+    options = {"checkpoint_offsets": offsets, "checkpoints_EHVK": found, "stretch": 1}
+    _, grads = run(kda_chunk, args, lengths, d_results, **options)
+    options = {"checkpoint_offsets": offsets, "checkpoints_EHVK": expected}
+    _, exact = run(reference, args, lengths, d_results, **options)
+    assert relative_error(found, expected) < 1e-5
+    assert all(relative_error(a, b) < TOLERANCE for a, b in zip(grads, exact, strict=True))
+
+
+def test_second_derivatives_are_refused(device):
+    args, _ = draw((5,), 1, 16, 16, device)
+    q = args[0].requires_grad_()
+    offsets = torch.tensor([0, 5], device=device)
+    o, _ = kda_chunk(q, *args[1:7], lower_bound=-5.0, cu_seqlens_N1=offsets)
+    with pytest.raises(RuntimeError, match="cannot be differentiated"):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
