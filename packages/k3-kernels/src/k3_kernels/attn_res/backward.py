@@ -25,10 +25,7 @@ class Tile(NamedTuple):
     num_registers: int | None = None
 
 
-TILE = Tile(1024, 8, 132, 4, None)
-"""On an H200, 8192 x 7168 and 9 sources, with the forward: 1450 us; 1667 with `TILE_NORMED`."""
-TILE_NORMED = Tile(512, 16, 132, 4, 128)
-"""With an output norm, for whose sums 8 warps have no registers left."""
+TILE = Tile(512, 16, 132, 4, 128)
 
 
 class MixGradients(NamedTuple):
@@ -56,7 +53,7 @@ def mix_backward(
     d_out_TD = aligned(d_out_TD)
     d_values = [torch.empty_like(d_out_TD) if is_needed else None for is_needed in needs[:-2]]
     padded = triton.next_power_of_2(width)
-    tile = TILE if out_norm_D is None else TILE_NORMED
+    tile = TILE
     num_warps = max(1, min(tile.num_warps, padded // tile.values))
     num_programs = min(num_tokens, tile.programs * (tile.num_warps // num_warps))
     partial = torch.empty(2, num_programs, width, dtype=torch.float32, device=device)

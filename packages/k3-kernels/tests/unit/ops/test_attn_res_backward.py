@@ -18,8 +18,7 @@ NAMED = {"eps": 1e-5, "out_eps": 1e-3}
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     """Several tokens a program, and rows of several warps."""
-    for name in ("TILE", "TILE_NORMED"):
-        monkeypatch.setattr(backward, name, backward.Tile(16, 2, 2, 3))
+    monkeypatch.setattr(backward, "TILE", backward.Tile(16, 2, 2, 3))
 
 
 def _draw(num_sources, device, dtype=torch.float32, tokens=7, width=33):
