@@ -17,7 +17,7 @@ def _loops(op: str, summary: str) -> Impl:
         dtypes=frozenset({"float32", "float64"}),
         features=FEATURES[op] | {"graph_safe"},
         requires=("numba>=0.61",),
-        priority=20,
+        priority=15,
         summary=summary,
     )
 
