@@ -10,7 +10,7 @@ last source first, for the gradients. The second read finds 14 KB rows of 132 pr
 Floor: the sources and dout read, the gradients written, 19 rows or 525 us for 9 sources of
 8192 x 7168 bfloat16 at 4.25 TB/s. All rows that a program reads, of both passes and of all its
 tokens, are one stream of asynchronous copies: with a loop for each pass it would drain 18 times a
-token. 12 instructions a value of a source, 40% of that time; predicted 620 us.
+token. 12 instructions a value of a source, 40% of that time; predicted 620 us, measured 1330.
 
 Legend: T tokens, D model width, n sources, P programs.
 """

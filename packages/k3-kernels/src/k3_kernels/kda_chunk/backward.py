@@ -8,7 +8,8 @@ own chain, runs on a second stream beside the other kernels of the slabs around 
 
 Floor at T = 8192, H = 96, K = V = 128, bf16, what has to be read and written: q, k, v, gate, dO and
 four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: prep 1.3 GB, scan 1.6 GB,
-reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Predicted 2.6 ms; measured on an H200 1.0, 0.76 and 3.6 ms.
+reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Predicted 2.6 ms; measured on an H200: the
+forward's part again 1.0, the reverse scan 0.76, the last kernel 3.6 ms.
 A reverse scan of few heads could be cut into segments as the forward is (the composition of their
 maps transposed); until it is, a slab's pieces are whole.
 Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, C chunks,
