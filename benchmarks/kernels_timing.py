@@ -4,6 +4,7 @@ import datetime
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,13 @@ def run_record() -> dict[str, Any]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "command": "python " + " ".join(sys.argv),
+        "command": "python " + " ".join(_without_folder(word) for word in sys.argv),
     }
+
+
+def _without_folder(word: str) -> str:
+    """An absolute path's last part: a record names no folders of the machine that made it."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def event_us(run: Callable[[], object], repeats: int) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from k3_core.replay import launch
 from k3_kernels.kda_chunk import cpu
 from k3_kernels.kda_step.token_loops import head_step
-from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, vector
+from k3_kernels.loops import DTYPES, compiled, in_dtype, is_for_one_thread, part, takes, vector
 from k3_kernels.loops.packed import as_lengths, as_offsets, offsets_fit
 
 MAX_UPDATES = 2**24
@@ -45,10 +45,7 @@ def kda_chunk(
     inputs = (q_TGK, k_TGK, v_THV, gate_THK, beta_TH)
     results = None
     if lower_bound is None or -math.inf < lower_bound < 0:
-        # In a float64 model they are float32 (architecture 2.1).
-        weights = tuple(
-            w if w.dtype is q_TGK.dtype else w.to(q_TGK.dtype) for w in (A_log_H, dt_bias_HK)
-        )
+        weights = in_dtype(q_TGK.dtype, A_log_H, dt_bias_HK)
         factor = q_TGK.shape[-1] ** -0.5 if scale is None else scale
         results = _run(
             inputs,

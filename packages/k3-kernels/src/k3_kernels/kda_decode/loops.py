@@ -14,7 +14,7 @@ from torch import Tensor
 from k3_core.replay import launch
 from k3_kernels.kda_decode import cpu
 from k3_kernels.kda_decode.rows import decode_rows
-from k3_kernels.loops import DTYPES, MAX_TOKENS, takes
+from k3_kernels.loops import DTYPES, MAX_TOKENS, in_dtype, takes
 
 
 def kda_decode(
@@ -38,11 +38,7 @@ def kda_decode(
 ) -> Tensor:
     """y [B, W, H, V]; arguments and results as `k3_core.ops.kda_decode.KdaDecode`."""
     inputs = (x_BWC, gate_BWHK, beta_BWH, out_gate_BWHV)
-    # In a float64 model they are float32 (architecture 2.1).
-    weights = tuple(
-        w if w.dtype is x_BWC.dtype else w.to(x_BWC.dtype)
-        for w in (conv_weight_C1R, A_log_H, dt_bias_HK, norm_weight_V)
-    )
+    weights = in_dtype(x_BWC.dtype, conv_weight_C1R, A_log_H, dt_bias_HK, norm_weight_V)
     pools = (state_SHVK, window_SCR, slots_B)
     records = (keys_BWHK, writes_BWHV)
     y_BWHV = None

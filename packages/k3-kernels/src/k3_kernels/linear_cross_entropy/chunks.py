@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from k3_core.ops.linear_cross_entropy.reference import check_reduction
 from k3_core.ops.math import math_dtype, without_autocast
 from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
@@ -64,8 +65,7 @@ def run(
     hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, reduction: str, loss: Loss
 ) -> Tensor:
     """The op with the rows of one form; as `linear_cross_entropy.reference`."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction {reduction!r} is unknown; use 'mean', 'sum' or 'none'")
+    check_reduction(reduction)
     _check(hidden_TD, weight_VD, labels_T, loss.ignore_index)
     device = hidden_TD.device.type
     if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:

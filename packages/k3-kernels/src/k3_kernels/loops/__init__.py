@@ -113,6 +113,11 @@ def is_for_one_thread(work: int, most: int) -> bool:
     return work * torch.get_num_threads() <= most
 
 
+def in_dtype(dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Weights that stay float32 in every precision (architecture 2.1), in the dtype of the rest."""
+    return tuple(w if w.dtype is dtype else w.to(dtype) for w in weights)
+
+
 def takes(*tensors: Tensor | None) -> bool:
     """Whether loops compute on these: one dtype, on a CPU, no gradients. Shapes are the op's."""
     dtype = None

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, vector
+from k3_kernels.loops import DTYPES, compiled, in_dtype, is_for_one_thread, part, takes, vector
 from k3_kernels.loops.math import exp
 from k3_kernels.loops.packed import as_lengths, as_offsets, offsets_fit
 from k3_kernels.short_conv import cpu
@@ -30,8 +30,7 @@ def short_conv(
     output_final_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal depthwise convolution and SiLU; as `k3_core.ops.short_conv.ShortConv`."""
-    # In a float64 model it is float32 (architecture 2.1).
-    weight = weight_C1W if weight_C1W.dtype is x_TC.dtype else weight_C1W.to(x_TC.dtype)
+    (weight,) = in_dtype(x_TC.dtype, weight_C1W)
     cu_N1, state = as_offsets(cu_seqlens_N1), initial_state_NCW
     if cu_N1 is not None and takes(x_TC, weight, state) and _fits(x_TC, weight, state, cu_N1):
         y_TC = x_TC.new_empty(x_TC.shape)

@@ -22,8 +22,7 @@ def linear_cross_entropy(
     "sum" or "none" ([T], zeros where ignored). Softmax in float32. `z_loss` times the squared
     logarithm of the softmax's denominator is added to the loss of each token.
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction {reduction!r} is unknown; use 'mean', 'sum' or 'none'")
+    check_reduction(reduction)
     logits_TV = F.linear(hidden_TD, weight_VD).to(math_dtype(hidden_TD))
     losses_T = F.cross_entropy(logits_TV, labels_T, ignore_index=ignore_index, reduction="none")
     is_ignored_T = labels_T == ignore_index
@@ -35,3 +34,9 @@ def linear_cross_entropy(
     if reduction == "sum":
         return losses_T.sum()
     return losses_T.sum() / torch.clamp((~is_ignored_T).sum(), min=1)
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise ValueError for a reduction that the op does not have."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction {reduction!r} is unknown; use 'mean', 'sum' or 'none'")

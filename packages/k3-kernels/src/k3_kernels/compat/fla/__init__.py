@@ -5,8 +5,8 @@ fla is not needed. Names, arguments and formats are those of flash-linear-attent
 
 - a call whose inputs are raw (gate with a lower bound, L2 norm and sigmoid of beta all "in
   kernel") is the op of K3 and runs what the registry resolves for it, Triton included;
-- every other call, and every call that needs gradients, runs the chunk form in plain torch, on
-  any device. So does the unbounded softplus gate, which K3's Triton kernels refuse.
+- every other call runs the chunk form in plain torch, on any device. So does the unbounded
+  softplus gate, which K3's Triton kernels refuse, and `attnres` with gradients runs in plain torch.
 """
 
 from k3_kernels.compat.fla.install import install
