@@ -23,6 +23,7 @@ def _loops(op: str, summary: str) -> Impl:
 
 
 IMPLS = [
+    _loops("linear", "a few rows share the reads of a weight"),
     _loops("attn_res", "scores and mix in one loop over the sources"),
     _loops("depth_read", "sum, mix and norm in one loop"),
     _loops("kda_chunk", "token by token, a head's state in the cache"),

@@ -47,26 +47,26 @@ class KimiDeltaAttention(nn.Module):
         self.lower_bound = linear.gate_lower_bound
         model, channels = config.hidden_size, linear.num_heads * linear.head_dim
         like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = Linear(model, channels, **like)
-        self.k_proj = Linear(model, channels, **like)
-        self.v_proj = Linear(model, channels, **like)
+        self.q_proj = Linear(model, channels, ops, **like)
+        self.k_proj = Linear(model, channels, ops, **like)
+        self.v_proj = Linear(model, channels, ops, **like)
         # Taps, decay and output norm stay float32 in every precision (architecture 2.1).
         self.q_conv1d = ShortConv(channels, self.conv_width, device=device)
         self.k_conv1d = ShortConv(channels, self.conv_width, device=device)
         self.v_conv1d = ShortConv(channels, self.conv_width, device=device)
-        self.f_a_proj = Linear(model, linear.head_dim, **like)
-        self.f_b_proj = Linear(linear.head_dim, channels, **like)
-        self.b_proj = Linear(model, linear.num_heads, **like)
+        self.f_a_proj = Linear(model, linear.head_dim, ops, **like)
+        self.f_b_proj = Linear(linear.head_dim, channels, ops, **like)
+        self.b_proj = Linear(model, linear.num_heads, ops, **like)
         self.A_log = nn.Parameter(torch.empty(linear.num_heads, device=device))
         self.dt_bias = nn.Parameter(torch.empty(channels, device=device))
         self.has_full_rank_gate = linear.use_full_rank_gate
         if self.has_full_rank_gate:
-            self.g_proj = Linear(model, channels, **like)
+            self.g_proj = Linear(model, channels, ops, **like)
         else:
-            self.g_a_proj = Linear(model, linear.head_dim, **like)
-            self.g_b_proj = Linear(linear.head_dim, channels, **like)
+            self.g_a_proj = Linear(model, linear.head_dim, ops, **like)
+            self.g_b_proj = Linear(linear.head_dim, channels, ops, **like)
         self.o_norm = RMSNorm(linear.head_dim, config.rms_norm_eps, device=device)
-        self.o_proj = Linear(channels, model, **like)
+        self.o_proj = Linear(channels, model, ops, **like)
         # What reads the input: q, k and v; the decay's first factor; beta; the output gate.
         gate = "g_proj" if self.has_full_rank_gate else "g_a_proj"
         qkv = "q_proj", "k_proj", "v_proj"

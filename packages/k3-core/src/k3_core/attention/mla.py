@@ -38,18 +38,18 @@ class GatedMLA(nn.Module):
         self.scale = (self.nope_dim + self.rope_dim) ** -0.5
         model, eps = config.hidden_size, config.mla_norm_eps
         like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_a_proj = Linear(model, config.q_lora_rank, **like)
+        self.q_a_proj = Linear(model, config.q_lora_rank, ops, **like)
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, ops, **like)
         self.q_b_proj = Linear(
-            config.q_lora_rank, self.num_heads * (self.nope_dim + self.rope_dim), **like
+            config.q_lora_rank, self.num_heads * (self.nope_dim + self.rope_dim), ops, **like
         )
-        self.kv_a_proj_with_mqa = Linear(model, self.latent_dim + self.rope_dim, **like)
+        self.kv_a_proj_with_mqa = Linear(model, self.latent_dim + self.rope_dim, ops, **like)
         self.kv_a_layernorm = RMSNorm(self.latent_dim, eps, ops, **like)
         self.kv_b_proj = Linear(
-            self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim), **like
+            self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim), ops, **like
         )
-        self.g_proj = Linear(model, self.num_heads * self.value_dim, **like)
-        self.o_proj = Linear(self.num_heads * self.value_dim, model, **like)
+        self.g_proj = Linear(model, self.num_heads * self.value_dim, ops, **like)
+        self.o_proj = Linear(self.num_heads * self.value_dim, model, ops, **like)
         # First factors of queries, of keys and values; the output gate.
         names = "q_a_proj", "kv_a_proj_with_mqa", "g_proj"
         self._read_input = Projections(self, *((name,) for name in names))

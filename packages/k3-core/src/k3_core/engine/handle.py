@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from k3_core.engine.protocol import Completion, Event, TokenLogprob
@@ -25,7 +26,14 @@ class _Bell:
     def ring(self, future: asyncio.Future[None]) -> None:
         """Has the loop of the future resolve it; from any thread."""
         self._waiting.append(future)
-        loop = future.get_loop()
+        held: dict[_Bell, asyncio.AbstractEventLoop] | None = getattr(_thread, "held", None)
+        if held is None:
+            self.wake(future.get_loop())
+        else:
+            held[self] = future.get_loop()
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has the loop resolve all that wait."""
         if not self._is_rung and not loop.is_closed():
             self._is_rung = True
             loop.call_soon_threadsafe(self._answer)
@@ -36,6 +44,25 @@ class _Bell:
             future = self._waiting.popleft()
             if not future.done():  # a cancelled consumer has given up waiting
                 future.set_result(None)
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def waking_at_end() -> Iterator[None]:
+    """Wakes what the events of this thread would wake at the end, all of it at once.
+
+    Woken by the first event of a step, an event loop takes the interpreter lock before the others
+    are there, and has to be woken again for each.
+    """
+    _thread.held = held = {}
+    try:
+        yield
+    finally:
+        _thread.held = None
+        for bell, loop in held.items():
+            bell.wake(loop)
 
 
 _BELLS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = WeakKeyDictionary()

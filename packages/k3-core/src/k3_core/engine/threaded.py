@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from k3_core.engine.handle import EventStream, fold_events
+from k3_core.engine.handle import EventStream, fold_events, waking_at_end
 from k3_core.engine.protocol import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -247,7 +247,8 @@ class ThreadedEngine(ABC):
         try:
             is_open = self._run_commands()
             if is_open:
-                self._step()
+                with waking_at_end():
+                    self._step()
                 self._num_faults_in_a_row = 0
             return is_open
         except Exception as error:

@@ -37,7 +37,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: K3Config, parts: Parts, **like: Any) -> None:
         super().__init__()
         self.model = Decoder(config.text, parts, **like)
-        self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, **like)
+        self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, parts.ops, **like)
 
 
 class K3ForConditionalGeneration(nn.Module):
@@ -324,7 +324,7 @@ class K3ForConditionalGeneration(nn.Module):
         rows at the batch's `starts`; the cache's lengths are the backbone's and do not move.
         """
         hidden_TD, normed_TD = self.mtp_hidden(next_ids_T, mix_TD, batch, depth)
-        logits = F.linear(normed_TD, self.mtp_head_weight(depth)).to(state_dtype(self.dtype))
+        logits = self.ops.linear(normed_TD, self.mtp_head_weight(depth)).to(state_dtype(self.dtype))
         return logits, hidden_TD
 
     def mtp_hidden(

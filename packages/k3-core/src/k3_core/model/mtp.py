@@ -52,7 +52,7 @@ class MTPLayer(nn.Module):
         self.layer = layer
         self.enorm = RMSNorm(model, eps, parts.ops, **like)
         self.hnorm = RMSNorm(model, eps, parts.ops, **like)
-        self.eh_proj = Linear(2 * model, model, **like)
+        self.eh_proj = Linear(2 * model, model, parts.ops, **like)
         self.self_attn = parts.get("attention", "gated_mla")(config, layer, parts.ops, **like)
         moe = parts.get("moe", "latent_moe")
         self.ffn_name: str = moe.attribute

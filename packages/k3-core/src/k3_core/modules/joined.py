@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Stacked:
@@ -58,10 +57,11 @@ class Projections:
 
     def __call__(self, x_TD: Tensor) -> Sequence[Tensor]:
         """The outputs of each group side by side, [T, sum of the group's out]."""
+        modules = self._owner._modules
         joined = self.stacked.usable()
         if joined is not None:
-            return F.linear(x_TD, joined).split_with_sizes(self._sizes, dim=-1)
-        modules = self._owner._modules
+            whole: Tensor = modules[self._groups[0][0]].product(x_TD, joined)  # type: ignore
+            return whole.split_with_sizes(self._sizes, dim=-1)
         parts = [[modules[name](x_TD) for name in group] for group in self._groups]  # type: ignore
         return [own[0] if len(own) == 1 else torch.cat(own, dim=-1) for own in parts]
 

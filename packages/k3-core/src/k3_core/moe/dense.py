@@ -29,9 +29,9 @@ class GatedMLP(nn.Module):
         super().__init__()
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config, self.ops = config, ops
-        self.gate_proj = Linear(config.hidden_size, width, **like)
-        self.up_proj = Linear(config.hidden_size, width, **like)
-        self.down_proj = Linear(width, config.hidden_size, **like)
+        self.gate_proj = Linear(config.hidden_size, width, ops, **like)
+        self.up_proj = Linear(config.hidden_size, width, ops, **like)
+        self.down_proj = Linear(width, config.hidden_size, ops, **like)
         self._read_input = Projections(self, ("gate_proj",), ("up_proj",))
 
     def forward(self, x_TD: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class LatentMoE(nn.Module):
         self.gate = Router(config, ops, **like)
         self.has_latent = config.is_latent_moe
         if self.has_latent:
-            self.routed_expert_down_proj = Linear(model, latent, **like)
-            self.routed_expert_up_proj = Linear(latent, model, **like)
+            self.routed_expert_down_proj = Linear(model, latent, ops, **like)
+            self.routed_expert_up_proj = Linear(latent, model, ops, **like)
             if config.latent_moe_use_norm:
                 self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps, ops, **like)
         self.experts = ExpertBank(config.num_experts, latent, config.moe_intermediate_size, **like)

@@ -12,6 +12,7 @@ from typing import Any
 from k3_core.plugins import Resolution, resolve
 
 OP_NAMES = (
+    "linear",
     "kda_chunk",
     "kda_step",
     "kda_decode",

@@ -14,6 +14,8 @@ _STATES = _VARLEN | {"state_in", "state_out"}
 _UNBOUNDED = frozenset({"unbounded_gate"})
 
 FEATURES: dict[str, frozenset[str]] = {
+    # Torch's own product, which a graph can hold.
+    "linear": _BACKWARD | {"graph_safe"},
     "kda_chunk": _STATES | _UNBOUNDED | {"grouped_heads", "checkpoints"},
     "kda_step": _UNBOUNDED | {"multi_token", "num_commit", "padded_rows", "records"},
     "kda_decode": _UNBOUNDED | {"multi_token", "padded_rows", "records"},

@@ -1,4 +1,4 @@
-"""Cases of rms_norm, gated_rms_norm, attn_res and situ_glu (report 1.4, 3, 4.1)."""
+"""Cases of linear, rms_norm, gated_rms_norm, attn_res and situ_glu (report 1.4, 3, 4.1)."""
 
 from functools import partial
 
@@ -34,7 +34,18 @@ def _glu(v: Values, shape: tuple[int, ...], linear_beta: float | None, scale: fl
     return Call(inputs, {"beta": 4.0, "linear_beta": linear_beta})
 
 
+def _product(v: Values, shape: tuple[int, ...], num_out: int, has_added: bool) -> Call:
+    width = shape[-1]
+    options = {"add_to": v.act(*shape[:-1], num_out)} if has_added else {}
+    return Call((v.act(*shape), v.act(num_out, width, scale=width**-0.5)), options)
+
+
 CASES = [
+    Case("linear", "one-row", partial(_product, shape=(1, 48), num_out=33, has_added=False)),
+    Case("linear", "rows", partial(_product, shape=(11, 17), num_out=24, has_added=False)),
+    Case("linear", "batches", partial(_product, shape=(2, 3, 16), num_out=5, has_added=False)),
+    Case("linear", "sum", partial(_product, shape=(5, 32), num_out=19, has_added=True)),
+    Case("linear", "no-tokens", partial(_product, shape=(0, 16), num_out=8, has_added=False)),
     Case("rms_norm", "rows", partial(_plain_norm, shape=(9, 48))),
     Case("rms_norm", "odd-width", partial(_plain_norm, shape=(2, 3, 17))),
     Case("rms_norm", "no-tokens", partial(_plain_norm, shape=(0, 16))),

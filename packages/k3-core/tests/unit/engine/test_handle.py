@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+import time
 
-from k3_core.engine.handle import EventStream
+from k3_core.engine.handle import EventStream, waking_at_end
 from k3_core.engine.protocol import Event
 
 LAST = Event(1, -0.5, (), 0, "length")
@@ -34,6 +35,35 @@ def test_the_events_of_a_step_wake_the_loop_once() -> None:
 
     assert asyncio.run(main()) == [[0, 1, 1]] * 5
     assert len(calls) == 3
+
+
+def test_a_thread_wakes_the_loop_when_its_events_are_all_there() -> None:
+    """Each event waits for the loop's thread to have had every chance to run."""
+    streams = [EventStream(str(i), 1) for i in range(3)]
+    calls: list[int] = []
+
+    def step() -> None:
+        with waking_at_end():
+            for stream in streams:
+                stream.put(LAST)
+                time.sleep(0.02)
+                assert not calls
+
+    async def main() -> list[list[int | None]]:
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        readers = [asyncio.create_task(taken(stream)) for stream in streams]
+        await asyncio.sleep(0.01)
+        loop.call_soon_threadsafe = lambda *a: (calls.append(1), call(*a))[1]  # type: ignore
+        thread = threading.Thread(target=step)
+        thread.start()
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(*readers)
+        thread.join()
+        return found
+
+    assert asyncio.run(main()) == [[1]] * 3
+    assert len(calls) == 1
 
 
 def test_no_event_is_lost_between_a_thread_and_the_loop() -> None:

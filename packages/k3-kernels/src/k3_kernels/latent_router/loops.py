@@ -11,8 +11,8 @@ from torch import Tensor
 
 from k3_core.ops.latent_router import reference
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, compiled, part, takes, vector
-from k3_kernels.loops.math import products
+from k3_kernels.loops import DTYPES, compiled, takes, vector
+from k3_kernels.loops.math import products_of_rows
 
 MAX_PRODUCTS = 2**19
 """Multiplications of a call. With more, torch's products pay for their calls."""
@@ -65,7 +65,8 @@ def _project(
 ) -> None:
     latent_LD = vector(latent, num_latent * width, dtype).reshape(num_latent, width)
     router_ED = vector(router, num_experts * width, dtype).reshape(num_experts, width)
-    for t in range(num_tokens):
-        x_D = part(x, t * width, width, dtype)
-        products(latent_LD, x_D, part(latent_out, t * num_latent, num_latent, dtype))
-        products(router_ED, x_D, part(logits_out, t * num_experts, num_experts, dtype))
+    x_TD = vector(x, num_tokens * width, dtype).reshape(num_tokens, width)
+    latent_TL = vector(latent_out, num_tokens * num_latent, dtype).reshape(num_tokens, num_latent)
+    logits_TE = vector(logits_out, num_tokens * num_experts, dtype)
+    products_of_rows(latent_LD, x_TD, num_tokens, latent_TL)
+    products_of_rows(router_ED, x_TD, num_tokens, logits_TE.reshape(num_tokens, num_experts))

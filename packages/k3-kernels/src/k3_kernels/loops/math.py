@@ -52,20 +52,24 @@ def _exp(x: Any) -> Callable:
 
 @compiled_in_order
 def _exp_float32(x: Any) -> Any:
-    """No comparison turns NaN into a number but the one that finds an integer for it.
+    power, rest = _power_and_rest_32(x)
+    return _ZERO if x < _LOWEST else (rest + _ONE) * power
 
-    With n the multiple of log 2 next to x and r what is left, exp(x) = 2^n exp(r), and exp(r) is a
-    polynomial (that of Cephes' expf).
+
+@compiled_in_order
+def _power_and_rest_32(x: Any) -> Any:
+    """(2^n, y) with 2^n (1 + y) = e^x in float32, n the integer next to x / log 2.
+
+    No comparison turns NaN into a number but the one that finds an integer for it. With r what is
+    left of x, y is a polynomial in it (that of Cephes' expf).
     """
     kept = _LOWEST if x < _LOWEST else x
     kept = _HIGHEST if kept > _HIGHEST else kept
     power = np.floor(kept * _LOG2_E_32 + _HALF)
     r = kept - power * _LOG_2 - power * _LOG_2_REST
     p = ((((_E7 * r + _E6) * r + _E5) * r + _E4) * r + _E3) * r + _E2
-    p = p * (r * r) + r + _ONE
     exponent = np.int32(power if power < _OVERFLOW else _OVERFLOW) + np.int32(127)
-    scale = np.int32(exponent * np.int32(1 << 23)).view(np.float32)
-    return _ZERO if x < _LOWEST else p * scale
+    return np.int32(exponent * np.int32(1 << 23)).view(np.float32), p * (r * r) + r
 
 
 @compiled_in_order
@@ -76,9 +80,26 @@ def _exp_float64(x: float) -> float:
     return 0.0 if x < _SMALLEST else y
 
 
-@compiled_in_order
 def expm1(x: float) -> float:
-    """e^x - 1 in float64, like `exp`, to 7e-16 of itself."""
+    """e^x - 1 in the type of x, like `exp`, to 7e-16 or 2e-7 of itself, up to x = 88."""
+    return math.expm1(x)
+
+
+@overload(expm1, strict=False)
+def _expm1(x: Any) -> Callable:
+    if x == types.float32:
+        return lambda x: _expm1_float32(x)
+    return lambda x: _expm1_float64(x)
+
+
+@compiled_in_order
+def _expm1_float32(x: Any) -> Any:
+    power, rest = _power_and_rest_32(x)
+    return (power - _ONE) + power * rest
+
+
+@compiled_in_order
+def _expm1_float64(x: float) -> float:
     power, rest = _power_and_rest(x)
     return (power - 1) + power * rest
 
@@ -101,26 +122,89 @@ def _power_and_rest(x: float) -> tuple[float, float]:
 
 
 @compiled
-def products(w_OI: np.ndarray, x_I: np.ndarray, y_O: np.ndarray) -> None:
-    """y = W x of one row, four outputs at a time, so that they share the reads of x."""
-    num_blocked = len(w_OI) // 4 * 4
-    for o in range(0, num_blocked, 4):
-        a = b = c = d = x_I.dtype.type(0)
-        a_I, b_I, c_I, d_I = w_OI[o], w_OI[o + 1], w_OI[o + 2], w_OI[o + 3]
-        for i in range(len(x_I)):
-            a += a_I[i] * x_I[i]
-            b += b_I[i] * x_I[i]
-            c += c_I[i] * x_I[i]
-            d += d_I[i] * x_I[i]
-        y_O[o], y_O[o + 1], y_O[o + 2], y_O[o + 3] = a, b, c, d
-    for o in range(num_blocked, len(w_OI)):
-        y_O[o] = dot(w_OI[o], x_I)
+def products_of_rows(w_OI: np.ndarray, x_RI: np.ndarray, num_rows: int, y_RO: np.ndarray) -> None:
+    """y = W x of the first rows: eight at a time, which share the reads of W.
+
+    A row's result does not depend on the others: every form below has eight sums under way, which
+    the compiler makes in the same order.
+    """
+    first = 0
+    while num_rows - first > 2:
+        _products_of_eight(w_OI, x_RI, first, num_rows - 1, y_RO)
+        first += 8
+    if num_rows - first == 2:
+        _products_of_two(w_OI, x_RI[first], x_RI[first + 1], y_RO[first], y_RO[first + 1])
+    elif num_rows - first == 1:
+        products(w_OI, x_RI[first], y_RO[first])
 
 
 @compiled
-def dot(a_I: np.ndarray, b_I: np.ndarray) -> Any:
-    """The sum of a b."""
-    total = a_I.dtype.type(0)
-    for i in range(len(a_I)):
-        total += a_I[i] * b_I[i]
-    return total
+def products(w_OI: np.ndarray, x_I: np.ndarray, y_O: np.ndarray) -> None:
+    """y = W x of one row, eight outputs at a time; after the last one that one again."""
+    last = len(w_OI) - 1
+    for o in range(0, len(w_OI), 8):
+        a = b = c = d = e = f = g = h = w_OI.dtype.type(0)
+        o1, o2, o3, o4 = min(o + 1, last), min(o + 2, last), min(o + 3, last), min(o + 4, last)
+        o5, o6, o7 = min(o + 5, last), min(o + 6, last), min(o + 7, last)
+        w0_I, w1_I, w2_I, w3_I = w_OI[o], w_OI[o1], w_OI[o2], w_OI[o3]
+        w4_I, w5_I, w6_I, w7_I = w_OI[o4], w_OI[o5], w_OI[o6], w_OI[o7]
+        for i in range(len(x_I)):
+            a += w0_I[i] * x_I[i]
+            b += w1_I[i] * x_I[i]
+            c += w2_I[i] * x_I[i]
+            d += w3_I[i] * x_I[i]
+            e += w4_I[i] * x_I[i]
+            f += w5_I[i] * x_I[i]
+            g += w6_I[i] * x_I[i]
+            h += w7_I[i] * x_I[i]
+        y_O[o], y_O[o1], y_O[o2], y_O[o3] = a, b, c, d
+        y_O[o4], y_O[o5], y_O[o6], y_O[o7] = e, f, g, h
+
+
+@compiled
+def _products_of_two(
+    w_OI: np.ndarray, x_I: np.ndarray, z_I: np.ndarray, y_O: np.ndarray, u_O: np.ndarray
+) -> None:
+    """y = W x and u = W z, four outputs at a time; after the last one that one again."""
+    last = len(w_OI) - 1
+    for o in range(0, len(w_OI), 4):
+        a = b = c = d = e = f = g = h = w_OI.dtype.type(0)
+        o1, o2, o3 = min(o + 1, last), min(o + 2, last), min(o + 3, last)
+        w0_I, w1_I, w2_I, w3_I = w_OI[o], w_OI[o1], w_OI[o2], w_OI[o3]
+        for i in range(len(x_I)):
+            a += w0_I[i] * x_I[i]
+            b += w1_I[i] * x_I[i]
+            c += w2_I[i] * x_I[i]
+            d += w3_I[i] * x_I[i]
+            e += w0_I[i] * z_I[i]
+            f += w1_I[i] * z_I[i]
+            g += w2_I[i] * z_I[i]
+            h += w3_I[i] * z_I[i]
+        y_O[o], y_O[o1], y_O[o2], y_O[o3] = a, b, c, d
+        u_O[o], u_O[o1], u_O[o2], u_O[o3] = e, f, g, h
+
+
+@compiled
+def _products_of_eight(
+    w_OI: np.ndarray, x_RI: np.ndarray, first: int, last: int, y_RO: np.ndarray
+) -> None:
+    """Rows `first` .. `first + 7`; after the `last` one that one again."""
+    r0, r1, r2, r3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
+    r4, r5 = min(first + 4, last), min(first + 5, last)
+    r6, r7 = min(first + 6, last), min(first + 7, last)
+    x0_I, x1_I, x2_I, x3_I = x_RI[r0], x_RI[r1], x_RI[r2], x_RI[r3]
+    x4_I, x5_I, x6_I, x7_I = x_RI[r4], x_RI[r5], x_RI[r6], x_RI[r7]
+    for o in range(len(w_OI)):
+        w_I = w_OI[o]
+        a = b = c = d = e = f = g = h = w_OI.dtype.type(0)
+        for i in range(len(w_I)):
+            a += w_I[i] * x0_I[i]
+            b += w_I[i] * x1_I[i]
+            c += w_I[i] * x2_I[i]
+            d += w_I[i] * x3_I[i]
+            e += w_I[i] * x4_I[i]
+            f += w_I[i] * x5_I[i]
+            g += w_I[i] * x6_I[i]
+            h += w_I[i] * x7_I[i]
+        y_RO[r0, o], y_RO[r1, o], y_RO[r2, o], y_RO[r3, o] = a, b, c, d
+        y_RO[r4, o], y_RO[r5, o], y_RO[r6, o], y_RO[r7, o] = e, f, g, h

@@ -62,7 +62,7 @@ def test_a_row_alone_is_the_same(only_loops):
 @pytest.mark.parametrize("linear_beta", [25.0, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_saturated_values(linear_beta, dtype, only_loops):
-    ends = torch.tensor([-1e30, -1000.0, -90.0, -1e-20, 0.0, 1e-20, 90.0, 1000.0, 1e30])
+    ends = torch.tensor([-1e30, -1000.0, -80.0, -1e-20, 0.0, 1e-20, 80.0, 1000.0, 1e30])
     gate, up = torch.cartesian_prod(ends, ends).to(dtype).unbind(-1)
     got = loops.situ_glu(gate, up, beta=4.0, linear_beta=linear_beta)
     expected = reference(gate.double(), up.double(), beta=4.0, linear_beta=linear_beta)

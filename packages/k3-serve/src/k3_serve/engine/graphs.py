@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
 
 DECODE_OPS = (
+    "linear",
     "kda_decode",
     "mla_decode",
     "rms_norm",

@@ -105,6 +105,7 @@ def server_config(app: FastAPI, settings: Settings, tls: Tls | None = None) -> u
     """How uvicorn serves an application: quiet, no proxy headers, bounded headers, a drain."""
     return uvicorn.Config(
         app,
+        http="h11",  # the one whose bound on headers is set below
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -142,4 +143,6 @@ def run(
                 companion.should_exit = True
                 await task
 
-    asyncio.run(both())
+    # uvloop where there is one: its writes do not give the interpreter lock to the engine's thread.
+    with asyncio.Runner(loop_factory=main.config.get_loop_factory()) as runner:
+        runner.run(both())

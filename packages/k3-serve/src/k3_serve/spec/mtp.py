@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from k3_core.cache.contiguous import ContiguousCache
 from k3_core.model.batch import SequenceBatch
@@ -122,7 +121,7 @@ class MtpDraft:
         )
         hidden_TD, normed_TD = self._model.mtp_hidden(self._tensor(next_ids), mix_TD, batch)
         last_R = batch.cu_seqlens_N1[1:] - 1
-        logits_RV = F.linear(normed_TD[last_R], self._model.mtp_head_weight())
+        logits_RV = self._model.ops.linear(normed_TD[last_R], self._model.mtp_head_weight())
         return hidden_TD[last_R], logits_RV.argmax(-1).tolist()
 
     def _tensor(self, values: list[int]) -> Tensor:

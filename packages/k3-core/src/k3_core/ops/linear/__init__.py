@@ -1,0 +1,1 @@
+"""linear: the bias-free products with a weight, of every projection (architecture 2.1)."""
