@@ -56,7 +56,8 @@ def waking_at_end() -> Iterator[None]:
     Woken by the first event of a step, an event loop takes the interpreter lock before the others
     are there, and has to be woken again for each.
     """
-    _thread.held = held = {}
+    held: dict[_Bell, asyncio.AbstractEventLoop] = {}
+    _thread.held = held
     try:
         yield
     finally:

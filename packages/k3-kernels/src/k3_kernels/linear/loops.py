@@ -59,9 +59,7 @@ def _linear(
     weight_OI = vector(weight, num_out * width, dtype).reshape(num_out, width)
     products_of_rows(weight_OI, x_TI, num_rows, y_TO)
     if add_to:
-        added, sums = (
-            vector(add_to, num_rows * num_out, dtype),
-            vector(y, num_rows * num_out, dtype),
-        )
-        for n in range(len(sums)):
-            sums[n] += added[n]
+        sums_N = vector(y, num_rows * num_out, dtype)
+        added_N = vector(add_to, num_rows * num_out, dtype)
+        for n in range(len(sums_N)):
+            sums_N[n] += added_N[n]
