@@ -56,9 +56,8 @@ def situ(gate, up, beta, linear_beta, HAS_CAP: tl.constexpr, IS_FINE: tl.constex
 
 
 @triton.jit
-def normed(row, weight_ptr, d, eps, D: tl.constexpr):
+def normed(row, weight, eps, D: tl.constexpr):
     """RMSNorm of a row in its dtype, which comes before the weight as released (architecture 3)."""
     wide = row.to(tl.float32)
     scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / D + eps)).to(row.dtype).to(tl.float32)
-    weight = tl.load(weight_ptr + d, mask=d < D, other=0.0).to(row.dtype).to(tl.float32)
-    return (scaled * weight).to(row.dtype)
+    return (scaled * weight.to(row.dtype).to(tl.float32)).to(row.dtype)

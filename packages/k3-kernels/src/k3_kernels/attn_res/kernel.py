@@ -11,6 +11,7 @@ Legend: T tokens, D model width, S pseudo-queries (sub-layers of a block), n sou
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.tl_math import normed
 
 
@@ -61,6 +62,7 @@ def attn_res_kernel(
     HAS_ADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_SAVED: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """softmax_i(proj . RMSNorm(v_i)) . v_i for one token.
 
@@ -73,9 +75,16 @@ def attn_res_kernel(
     at = token * D
     saved_at = saved_ptr + token * (2 * NUM_SOURCES + 1)
     d = tl.arange(0, DPAD)
+    if IS_EARLY:
+        query = tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+        query *= tl.load(proj_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            out_norm = tl.load(out_norm_ptr + d, mask=d < D, other=0.0)
+    wait_for_inputs(IS_EARLY)
     following = source_row(value_ptrs, 0, at, d, D, NUM_SOURCES)
-    query = tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    query *= tl.load(proj_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    if not IS_EARLY:
+        query = tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+        query *= tl.load(proj_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     top = -float("inf")
     total = 0.0
     acc = tl.zeros((DPAD,), tl.float32)
@@ -102,7 +111,9 @@ def attn_res_kernel(
         tl.store(saved_at + 2 * NUM_SOURCES, top + tl.log(total))
     mixed = (acc / total).to(out_ptr.dtype.element_ty)
     if HAS_NORM:
-        mixed = normed(mixed, out_norm_ptr, d, out_eps, D)
+        if not IS_EARLY:
+            out_norm = tl.load(out_norm_ptr + d, mask=d < D, other=0.0)
+        mixed = normed(mixed, out_norm, out_eps, D)
     tl.store(out_ptr + at + d, mixed, mask=d < D)
 
 
@@ -150,7 +161,8 @@ def merge_kernel(
     mix = mix.to(out_ptr.dtype.element_ty)
     if HAS_MIX:
         tl.store(mix_ptr + at + d, mix, mask=mask)
-    tl.store(out_ptr + at + d, normed(mix, out_norm_ptr, d, out_eps, D), mask=mask)
+    out_norm = tl.load(out_norm_ptr + d, mask=mask, other=0.0)
+    tl.store(out_ptr + at + d, normed(mix, out_norm, out_eps, D), mask=mask)
 
 
 @triton.jit

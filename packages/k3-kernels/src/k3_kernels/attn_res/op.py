@@ -12,6 +12,7 @@ from torch import Tensor
 from k3_kernels.attn_res import cpu
 from k3_kernels.attn_res.backward import mix_backward
 from k3_kernels.attn_res.kernel import attn_res_kernel
+from k3_kernels.early import early_launch
 from k3_kernels.launch import aligned, check_floats, needs_grad
 from k3_kernels.once import refuse_second_derivative
 
@@ -141,6 +142,7 @@ def mix(
         HAS_ADDED=added_TD is not None,
         HAS_NORM=out_norm_D is not None,
         HAS_SAVED=saved is not None,
+        **early_launch(num_tokens, out_TD.device),
         num_warps=row_warps(width),
         maxnreg=MAX_REGISTERS,
     )

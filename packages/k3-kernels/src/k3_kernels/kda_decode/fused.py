@@ -12,6 +12,7 @@ order q, k, v.
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.kda_decode.window import convolve, move_window
 from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit_factor
 
@@ -55,12 +56,14 @@ def decode_kernel(
     WHOLE: tl.constexpr,
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """x [B, C], window [S, C, TAPS - 1], y and scratch [B, H, V] contiguous; WHOLE: power of two
     that holds V. Grid: rows x heads."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     batch = pid // num_heads
+    wait_for_inputs(IS_EARLY)
     slot = tl.load(slot_ptr + batch * stride_slot).to(tl.int64)
     is_live = (slot >= 0) & (slot < num_slots)
     channel = tl.arange(0, BK)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.kda_decode.compose import check_both, check_shapes
+from k3_kernels.early import early_launch
 from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.op import check_bound, default_precision
@@ -147,6 +148,7 @@ def kda_decode(
         WHOLE=block_width(num_v),
         TAPS=num_taps,
         BTAPS=triton.next_power_of_2(num_taps),
+        **early_launch(num_rows, x.device),
         num_warps=blocks.warps,
     )
     return y_BWHV

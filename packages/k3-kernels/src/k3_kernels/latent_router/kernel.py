@@ -16,6 +16,8 @@ Legend: T tokens, D model width, L latent width, E experts, S splits of D.
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
+
 
 @triton.jit
 def add_product(
@@ -65,12 +67,14 @@ def latent_router_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """x, latent, router: descriptors of [T, D], [L, D], [E, D]. Output s of a split is s T rows on.
 
     Grid: splits x tiles of tokens (rounded up to GROUP) x blocks of outputs; GROUP tiles of tokens
     are neighbours in time, so that they share a block of weights in the second-level cache.
     """
+    wait_for_inputs(IS_EARLY)
     latent_blocks: tl.constexpr = (L + BN - 1) // BN
     num_blocks: tl.constexpr = latent_blocks + (E + BN - 1) // BN
     num_steps: tl.constexpr = (D + SPLITS * BK - 1) // (SPLITS * BK)
@@ -107,8 +111,10 @@ def add_splits_kernel(
     E: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """parts [S, T, L + E] in float32 -> z [T, L] and logits [T, E], in the order of the splits."""
+    wait_for_inputs(IS_EARLY)
     num_blocks: tl.constexpr = (L + E + BLOCK - 1) // BLOCK
     t = (tl.program_id(0) // num_blocks).to(tl.int64)
     n = (tl.program_id(0) % num_blocks) * BLOCK + tl.arange(0, BLOCK)

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from k3_core.ops.latent_router import reference
+from k3_kernels.early import early_launch
 from k3_kernels.hopper import fits_descriptors
 from k3_kernels.latent_router.kernel import add_splits_kernel, latent_router_kernel
 from k3_kernels.latent_router.torch_cuda import is_uniform
@@ -85,6 +86,7 @@ def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[T
         E=num_experts,
         SPLITS=tile.splits,
         BLOCK=BLOCK,
+        **early_launch(num_tokens, x_TD.device),
         num_warps=4,
     )
     return z_TL, logits_TE
@@ -124,6 +126,7 @@ def _multiply(
         BN=tile.outputs,
         BK=tile.step,
         GROUP=group,
+        **early_launch(num_tokens, x_TD.device),
         PRECISION=dot_precision(x_TD.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

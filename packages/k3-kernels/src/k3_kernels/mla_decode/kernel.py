@@ -13,6 +13,8 @@ Legend: B sequences, H heads, C latent, R shared key, X = C + R, P pages of L to
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
+
 
 @triton.jit
 def mla_decode_kernel(
@@ -42,8 +44,10 @@ def mla_decode_kernel(
     BH: tl.constexpr,
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One piece of one sequence for BH heads; neighbours in the grid share the piece's pages."""
+    wait_for_inputs(IS_EARLY)
     num_blocks = tl.cdiv(num_heads, BH)
     pid = tl.program_id(0)
     head = (pid % num_blocks) * BH + tl.arange(0, BH)
@@ -114,11 +118,13 @@ def reduce_kernel(
     SPAD: tl.constexpr,
     BS: tl.constexpr,
     BC: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Sum of the pieces of one sequence and head, weighted by 2^lse; zeros for no pieces.
 
     A program makes BC values, BS pieces at a time, which are read side by side.
     """
+    wait_for_inputs(IS_EARLY)
     num_blocks = tl.cdiv(C, BC)
     out_row = (tl.program_id(0) // num_blocks).to(tl.int64)
     c = tl.program_id(0) % num_blocks * BC + tl.arange(0, BC)

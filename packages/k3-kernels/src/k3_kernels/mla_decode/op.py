@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.mla_decode import reference
+from k3_kernels.early import early_launch
 from k3_kernels.hopper import fits_descriptors, has_gluon
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
 from k3_kernels.mla_decode.kernel import mla_decode_kernel, reduce_kernel
@@ -89,6 +90,7 @@ def mla_decode(
         SPAD=triton.next_power_of_2(splits),
         BS=min(16, triton.next_power_of_2(splits)),
         BC=block,
+        **early_launch(num_rows, out_BHC.device),
         num_warps=4,
     )
     return out_BHC
@@ -158,6 +160,7 @@ def _run(
         SPLITS=splits,
         BH=block_heads,
         BN=tile.tokens,
+        **early_launch(num_rows, pages_PLX.device),
         PRECISION=dot_precision(q_latent_BHC.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

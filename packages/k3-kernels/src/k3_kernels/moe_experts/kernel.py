@@ -18,6 +18,7 @@ Legend: R rows sorted by expert, E experts, N outputs, K inputs, T tokens, k rou
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.tl_math import situ
 
 
@@ -148,6 +149,7 @@ def grouped_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """out[row] = W_e x[row]; with IS_GLU situ(W_e x, U_e x).
 
@@ -158,6 +160,7 @@ def grouped_kernel(
     num_inputs is K, as a number that the compiler does not know: ptxas (of Triton 3.6) unrolls a
     loop of four steps whole and then gets two asynchronous products in three stages wrong.
     """
+    wait_for_inputs(IS_EARLY)
     num_blocks: tl.constexpr = (N + BN - 1) // BN
     pid = tl.program_id(0)
     in_group = pid % (GROUP * num_blocks)
@@ -219,8 +222,10 @@ def combine_kernel(
     NUM_ROUTES: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes."""
+    wait_for_inputs(IS_EARLY)
     num_blocks = tl.cdiv(D, BD)
     token = (tl.program_id(0) // num_blocks).to(tl.int64)
     d = (tl.program_id(0) % num_blocks) * BD + tl.arange(0, BD)

@@ -16,6 +16,7 @@ from torch import Tensor
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
+from k3_kernels.early import early_launch
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
@@ -89,6 +90,7 @@ def moe_experts(
         NUM_ROUTES=num_routes,
         D=out_TD.shape[1],
         BD=block,
+        **early_launch(num_tokens, x_TD.device),
         num_warps=4,
     )
     return out_TD
@@ -179,6 +181,7 @@ def grouped(
         BN=tile.outputs,
         BK=tile.step,
         GROUP=GROUP,
+        **early_launch(plan.order.numel() // num_routes, x.device),
         PRECISION=dot_precision(x.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

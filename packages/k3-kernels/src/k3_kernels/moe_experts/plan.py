@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3_kernels.early import early_launch, wait_for_inputs
+
 SCAN_LIMIT = 8192
 """Up to this many routes every expert scans all of them (one launch); above, torch sorts."""
 GROUP = 8
@@ -35,8 +37,17 @@ class Plan:
 
 
 @triton.jit
-def plan_rows_kernel(idx_ptr, order_ptr, starts_ptr, num_routes, num_experts, BLOCK: tl.constexpr):
+def plan_rows_kernel(
+    idx_ptr,
+    order_ptr,
+    starts_ptr,
+    num_routes,
+    num_experts,
+    BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
     """One expert a program: rows before its own, then its own, in order of the routes."""
+    wait_for_inputs(IS_EARLY)
     expert = tl.program_id(0)
     before = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, num_routes, BLOCK):
@@ -66,8 +77,10 @@ def plan_tiles_kernel(
     BM: tl.constexpr,
     EPAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program: the tiles of all experts, one after the other."""
+    wait_for_inputs(IS_EARLY)
     expert = tl.arange(0, EPAD)
     is_in = expert < num_experts
     first_row = tl.load(starts_ptr + expert, mask=is_in, other=0)
@@ -89,12 +102,13 @@ def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
     bound = min(num_routes, num_experts) + num_routes // block_rows
     num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
     like: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    launch = {**early_launch(len(idx_Tk), device), "num_warps": 4}
     if num_routes <= SCAN_LIMIT:
         order = torch.empty(num_routes, **like)
         starts = torch.empty(num_experts + 1, **like)
         block = min(1024, max(16, triton.next_power_of_2(num_routes)))
         plan_rows_kernel[(num_experts,)](
-            routes, order, starts, num_routes, num_experts, BLOCK=block, num_warps=4
+            routes, order, starts, num_routes, num_experts, BLOCK=block, **launch
         )
     else:
         is_known = (routes >= 0) & (routes < num_experts)
@@ -113,6 +127,6 @@ def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
         BM=block_rows,
         EPAD=triton.next_power_of_2(num_experts),
         BLOCK=1024,
-        num_warps=4,
+        **launch,
     )
     return plan

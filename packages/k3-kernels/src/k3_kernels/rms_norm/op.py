@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.rms_norm import reference
+from k3_kernels.early import early_launch
 from k3_kernels.launch import check_floats, last_contiguous, needs_grad
 from k3_kernels.once import refuse_second_derivative
 from k3_kernels.rms_norm.backward import norm_backward
@@ -69,6 +70,7 @@ def _forward(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         eps,
         D=width,
         DPAD=padded,
+        **early_launch(len(rows), x.device),
         num_warps=min(8, max(1, padded // 256)),
     )
     return y

@@ -16,6 +16,8 @@ Legend: T tokens, E experts, k routes a token, G = 32 groups of J 4 experts.
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
+
 LOWEST = tl.constexpr(-2147483648)
 
 
@@ -64,6 +66,7 @@ def route_topk_kernel(
     IS_SOFTMAX: tl.constexpr,
     J: tl.constexpr,
     KPAD: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One token a program of one warp; K + 1 rounds, the last of which only gives the cutoff."""
     t = tl.program_id(0).to(tl.int64)
@@ -72,6 +75,8 @@ def route_topk_kernel(
     expert = 4 * tl.arange(0, 32)[:, None, None] + 128 * tl.arange(0, J)[None, :, None]
     expert += tl.arange(0, 4)[None, None, :]
     is_in = expert < E
+    bias = tl.load(bias_ptr + expert, mask=is_in, other=0.0).to(tl.float32)
+    wait_for_inputs(IS_EARLY)
     logits = tl.load(logits_at + expert, mask=is_in, other=-float("inf"))
     top = 0.0
     total = 0.0
@@ -80,8 +85,8 @@ def route_topk_kernel(
         total = tl.sum(tl.where(is_in, tl.exp(logits - top), 0.0))
     scores = scores_of(logits, top, total, IS_SOFTMAX)
     tl.store(scores_ptr + t * E + expert, scores, mask=is_in)
-    biased = scores + tl.load(bias_ptr + expert, mask=is_in, other=0.0).to(tl.float32)
-    best, best_id = best_of(*best_of(tl.where(is_in, order_key(biased), LOWEST), expert, 2), 1)
+    keys = tl.where(is_in, order_key(scores + bias), LOWEST)
+    best, best_id = best_of(*best_of(keys, expert, 2), 1)
 
     group = tl.arange(0, 32)
     member = tl.arange(0, J * 4)

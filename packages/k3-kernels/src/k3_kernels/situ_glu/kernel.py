@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.tl_math import situ
 
 
@@ -18,8 +19,10 @@ def situ_glu_kernel(
     linear_beta,
     HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Rows of `width` values; gate and up may be the two halves of one wider matrix."""
+    wait_for_inputs(IS_EARLY)
     # A program stays in one row, which spares a 64-bit division an element.
     num_tiles = tl.cdiv(width, BLOCK)
     pid = tl.program_id(0).to(tl.int64)

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.situ_glu import reference
+from k3_kernels.early import early_launch
 from k3_kernels.launch import check_floats, needs_grad
 from k3_kernels.once import refuse_second_derivative
 from k3_kernels.situ_glu.backward import situ_glu_backward
@@ -72,6 +73,7 @@ def _forward(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -
         0.0 if linear_beta is None else linear_beta,
         HAS_CAP=linear_beta is not None,
         BLOCK=block,
+        **early_launch(gate.numel() // gate.shape[-1] if gate.dim() else 1, gate.device),
         num_warps=num_warps,
     )
     return out
