@@ -8,6 +8,7 @@ _GRAPH = frozenset({"backward", "graph_safe"})
 # "backward": where an op has no backward kernels, calls that need gradients are given to a
 # differentiable implementation in torch.
 IMPLS = [
+    triton_impl("linear", _GRAPH, "few rows in one step, weights asked for ahead of the inputs"),
     triton_impl(
         "short_conv",
         _GRAPH | {"varlen", "state_in", "state_out"},

@@ -1,1 +1,1 @@
-"""linear: the bias-free products with a weight, for a few rows on a CPU."""
+"""linear: the bias-free products with a weight, for a few rows."""

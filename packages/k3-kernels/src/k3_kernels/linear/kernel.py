@@ -1,0 +1,76 @@
+"""Products of few rows with a weight: a program holds all inputs of its outputs at once.
+
+Small weights are read faster than a kernel starts, so nothing is pipelined: a program asks for its
+whole block of weights before it waits for the kernel in front of it (`early`), then for its rows,
+and multiplies once. With 64 outputs the weights are the left operand of a wgmma. Fewer outputs,
+which make more programs, are too few for that; there the inputs are cut into a part for each warp,
+and the parts are added in order.
+
+Legend: T rows, K inputs, N outputs.
+"""
+
+import triton
+import triton.language as tl
+
+from k3_kernels.early import wait_for_inputs
+
+
+@triton.jit
+def linear_kernel(
+    x_ptr,
+    weight_ptr,
+    added_ptr,
+    y_ptr,
+    num_rows,
+    x_stride,
+    weight_stride,
+    y_stride,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """y [T, N] = x [T, K] weight [N, K]^T, plus `added`, which has the strides of y.
+
+    PARTS x BK inputs hold all K. Grid: tiles of rows x blocks of outputs, rows first, so that
+    neighbours share the weights.
+    """
+    num_tiles = tl.cdiv(num_rows, BM)
+    pid = tl.program_id(0)
+    first_row = pid % num_tiles * BM
+    first_out = pid // num_tiles * BN
+    if PARTS == 1:
+        row = first_row + tl.arange(0, BM)[:, None]
+        out = first_out + tl.arange(0, BN)[:, None]
+        k = tl.arange(0, BK)[None, :]
+    else:
+        row = first_row + tl.arange(0, BM)[None, :, None]
+        out = first_out + tl.arange(0, BN)[None, :, None]
+        k = tl.arange(0, PARTS)[:, None, None] * BK + tl.arange(0, BK)[None, None, :]
+    weight_at = weight_ptr + out.to(tl.int64) * weight_stride + k
+    weight = tl.load(weight_at, mask=(out < N) & (k < K), other=0.0)
+    wait_for_inputs(IS_EARLY)
+    x_at = x_ptr + row.to(tl.int64) * x_stride + k
+    x = tl.load(x_at, mask=(row < num_rows) & (k < K), other=0.0)
+    # The tile of y, whose sum is asked for together with x.
+    if PARTS == 1:
+        row = first_row + tl.arange(0, BM)[None, :]
+    else:
+        row = first_row + tl.arange(0, BM)[:, None]
+        out = first_out + tl.arange(0, BN)[None, :]
+    at = row.to(tl.int64) * y_stride + out
+    mask = (row < num_rows) & (out < N)
+    if HAS_ADDED:
+        added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if PARTS == 1:
+        y = tl.dot(weight, x.T, input_precision=PRECISION)
+    else:
+        y = tl.sum(tl.dot(x, weight.permute(0, 2, 1), input_precision=PRECISION), 0)
+    if HAS_ADDED:
+        y += added
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
