@@ -73,7 +73,10 @@ class GatedMLA(nn.Module):
         if split == 0 or not batch.is_decode:
             parts.append(self._prefill(q_THD[split:], latent_TX[split:], batch.prefilling))
         o_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.o_proj(o_THV.flatten(1) * torch.sigmoid(gate_TC))
+        # The product has the layout of its first factor: the other one, of a decode step, lies by
+        # heads, and a copy of it is spared.
+        gate_THV = torch.sigmoid(gate_TC).unflatten(-1, (self.num_heads, self.value_dim))
+        return self.o_proj((gate_THV * o_THV).flatten(1))
 
     def _normed(self, latent_TX: Tensor) -> Tensor:
         latent_TC, shared_TR = latent_TX.split((self.latent_dim, self.rope_dim), dim=-1)

@@ -79,14 +79,18 @@ class PagedCache:
 
     def append_latent(self, layer: int, batch: SequenceBatch, latent_TX: Tensor) -> None:
         """Scatters the batch's latent rows into the pages of their sequences."""
-        pages_PLX, position_T = self.arena.latents[layer], batch.positions_T
-        page_T = self._table_SM[batch.slots_T, position_T // self._page_tokens]
-        pages_PLX[page_T, position_T % self._page_tokens] = latent_TX.to(pages_PLX.dtype)
+        pages_PLX = self.arena.latents[layer]
+        if "places" not in batch.memo:
+            page_T = self._table_SM[batch.slots_T, batch.positions_T // self._page_tokens]
+            batch.memo["places"] = page_T, batch.positions_T % self._page_tokens
+        pages_PLX[batch.memo["places"]] = latent_TX.to(pages_PLX.dtype)
 
     def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """The layer's view of all pages and the table of the batch's sequences."""
-        num_columns = -(-max(batch.total_lengths, default=0) // self._page_tokens)
-        return self.arena.latents[layer], self._table_SM[batch.slots_N, :num_columns]
+        if "table" not in batch.memo:
+            num_columns = -(-max(batch.total_lengths, default=0) // self._page_tokens)
+            batch.memo["table"] = self._table_SM[batch.slots_N, :num_columns]
+        return self.arena.latents[layer], batch.memo["table"]
 
     def check_room(self, lengths: tuple[int, ...]) -> None:
         """Raise ValueError when a sequence is longer than the page table."""
