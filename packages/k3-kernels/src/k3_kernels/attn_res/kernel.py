@@ -29,12 +29,18 @@ def row_score(value, query, eps, D: tl.constexpr):
 
 
 @triton.jit
-def source_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
+def any_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
     """Pointer of source `i`, known only at run time, or of each of a tile; the first for others."""
     address = value_ptrs[0].to(tl.int64) + i * 0
     for j in tl.static_range(1, NUM_SOURCES):
         address = tl.where(i == j, value_ptrs[j].to(tl.int64), address)
-    return tl.multiple_of(address.to(value_ptrs[0].dtype), 16)
+    return address.to(value_ptrs[0].dtype)
+
+
+@triton.jit
+def source_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
+    """`any_address` of one source or of a row of them, whose start is `aligned`."""
+    return tl.multiple_of(any_address(value_ptrs, i, NUM_SOURCES), 16)
 
 
 @triton.jit

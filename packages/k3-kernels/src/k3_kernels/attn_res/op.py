@@ -12,13 +12,16 @@ from torch import Tensor
 from k3_kernels.attn_res import cpu
 from k3_kernels.attn_res.backward import mix_backward
 from k3_kernels.attn_res.kernel import attn_res_kernel
-from k3_kernels.early import early_launch
+from k3_kernels.attn_res.whole import whole_mix_kernel
+from k3_kernels.early import MAX_ROWS, early_launch
 from k3_kernels.launch import aligned, check_floats, needs_grad
 from k3_kernels.once import refuse_second_derivative
 
 MAX_SOURCES = 16
 """Above it the kernel's unrolled loop grows without need; K3 has at most 9 sources."""
 
+MAX_WHOLE = 8192
+"""Values that a program of few tokens holds at once."""
 MAX_REGISTERS = 128
 """Two programs of 8 warps fit a multiprocessor; 128 suffices without spills at D = 7168."""
 
@@ -125,7 +128,7 @@ def mix(
     num_tokens, width = out_TD.shape
     if not out_TD.numel():
         return
-    attn_res_kernel[(num_tokens,)](
+    tensors = (
         tuple(aligned(value) for value in values),
         norm_D.contiguous(),
         proj_1D.contiguous(),
@@ -133,6 +136,25 @@ def mix(
         out_TD if added_TD is None else aligned(added_TD),
         out_TD if sum_TD is None else sum_TD,
         out_TD if out_norm_D is None else out_norm_D.contiguous(),
+    )
+    num_padded = triton.next_power_of_2(len(values))
+    if saved is None and num_tokens <= MAX_ROWS and num_padded * width <= MAX_WHOLE:
+        whole_mix_kernel[(num_tokens,)](
+            *tensors,
+            eps,
+            out_eps,
+            D=width,
+            DPAD=triton.next_power_of_2(width),
+            NUM_SOURCES=len(values),
+            NPAD=num_padded,
+            HAS_ADDED=added_TD is not None,
+            HAS_NORM=out_norm_D is not None,
+            **early_launch(num_tokens, out_TD.device),
+            num_warps=4,
+        )
+        return
+    attn_res_kernel[(num_tokens,)](
+        *tensors,
         out_TD if saved is None else saved,
         eps,
         out_eps,

@@ -4,7 +4,8 @@ A warp holds whole rows: lane g has the experts 4 g .. 4 g + 3 of every 128, so 
 needs no exchange between lanes to find the best of each lane's group. Every choice then takes the
 best group, reads its members again from cache, one a lane, and finds the best that is left: a
 choice costs four reductions over a warp instead of E comparisons. Floor at 8192 x 896: 6.8 us for
-the logits and as much for the scores.
+the logits and as much for the scores. With few rows a choice does compare all keys: two reductions
+and no cache to wait for.
 
 Keys are order-preserving int32 images of the biased scores: NaN counts as -inf, and equal keys are
 taken in order of the expert id, so the result is a function of the input alone. Whatever the
@@ -66,9 +67,13 @@ def route_topk_kernel(
     IS_SOFTMAX: tl.constexpr,
     J: tl.constexpr,
     KPAD: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """One token a program of one warp; K + 1 rounds, the last of which only gives the cutoff."""
+    """One token a program of one warp; K + 1 rounds, the last of which only gives the cutoff.
+
+    IS_WHOLE: a round looks at all keys, which stay in registers, and waits for no memory.
+    """
     t = tl.program_id(0).to(tl.int64)
     logits_at = logits_ptr + t * logits_stride
     # Groups are the first dimension: the layout of the load then gives each of them one lane.
@@ -86,8 +91,8 @@ def route_topk_kernel(
     scores = scores_of(logits, top, total, IS_SOFTMAX)
     tl.store(scores_ptr + t * E + expert, scores, mask=is_in)
     keys = tl.where(is_in, order_key(scores + bias), LOWEST)
-    best, best_id = best_of(*best_of(keys, expert, 2), 1)
-
+    if not IS_WHOLE:
+        best, best_id = best_of(*best_of(keys, expert, 2), 1)
     group = tl.arange(0, 32)
     member = tl.arange(0, J * 4)
     member = member // 4 * 128 + member % 4
@@ -95,21 +100,27 @@ def route_topk_kernel(
     idx = tl.zeros((KPAD,), tl.int32)
     cutoff = -float("inf")
     for i in range(K + 1 if K < E else K):
-        last, chosen = best_of(best, best_id, 0)
+        if IS_WHOLE:
+            last = tl.max(tl.max(tl.max(keys, 2), 1), 0)
+            candidate = tl.where(keys == last, expert, 2147483647)
+            chosen = tl.min(tl.min(tl.min(candidate, 2), 1), 0)
+            keys = tl.where(expert == chosen, LOWEST, keys)
+        else:
+            last, chosen = best_of(best, best_id, 0)
+            here = chosen // 4 % 32
+            e = member + 4 * here
+            is_open = e < E
+            logit = tl.load(logits_at + e, mask=is_open, other=-float("inf"))
+            score = scores_of(logit, top, total, IS_SOFTMAX)
+            key = order_key(score + tl.load(bias_ptr + e, mask=is_open, other=0.0).to(tl.float32))
+            # A group gives its members in falling order of (key, -id), as all of them are given.
+            is_left = is_open & ((key < last) | ((key == last) & (e > chosen)))
+            rest, rest_id = best_of(tl.where(is_left, key, LOWEST), e, 0)
+            best = tl.where(group == here, rest, best)
+            best_id = tl.where(group == here, rest_id, best_id)
         idx = tl.where(k == i, chosen, idx)
         if i == K:
             cutoff = order_score(last)
-        here = chosen // 4 % 32
-        e = member + 4 * here
-        is_open = e < E
-        logit = tl.load(logits_at + e, mask=is_open, other=-float("inf"))
-        score = scores_of(logit, top, total, IS_SOFTMAX)
-        key = order_key(score + tl.load(bias_ptr + e, mask=is_open, other=0.0).to(tl.float32))
-        # A group gives its members in falling order of (key, -id), as all of them are given.
-        is_left = is_open & ((key < last) | ((key == last) & (e > chosen)))
-        rest, rest_id = best_of(tl.where(is_left, key, LOWEST), e, 0)
-        best = tl.where(group == here, rest, best)
-        best_id = tl.where(group == here, rest_id, best_id)
 
     is_route = k < K
     own = tl.load(logits_at + idx, mask=is_route, other=0.0)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from k3_core.ops.route_topk import Routes, reference
-from k3_kernels.early import early_launch
+from k3_kernels.early import MAX_ROWS, early_launch
 from k3_kernels.launch import needs_grad
 from k3_kernels.route_topk.kernel import route_topk_kernel
 
@@ -66,6 +66,7 @@ def route_topk(
         IS_SOFTMAX=activation == "softmax",
         J=triton.next_power_of_2(triton.cdiv(num_experts, 128)),
         KPAD=triton.next_power_of_2(top_k + 1),
+        IS_WHOLE=num_tokens <= MAX_ROWS,
         **early_launch(num_tokens, device),
         num_warps=1,
     )

@@ -1,0 +1,55 @@
+"""Kernels that take few rows another way than many: the same results from both."""
+
+import pytest
+import torch
+
+from k3_core.testing import relative_error
+from k3_kernels.attn_res import op as attn_res_op
+from k3_kernels.depth_read.op import depth_read
+from k3_kernels.route_topk import op as route_op
+
+
+def _randn(device, *shape):
+    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    return torch.randn(*shape, generator=generator).to(device)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(100, 5), (130, 8), (6, 6)])
+def test_choices_of_few_rows_are_those_of_many(num_experts, top_k, activation, device, monkeypatch):
+    logits, bias = _randn(device, 7, num_experts), 0.1 * _randn(device, num_experts)
+    logits[1] = 0.5
+    logits[2] = float("nan")
+    logits[3, ::2], logits[4, 3:] = float("nan"), -float("inf")
+    logits[5, 1], bias[4] = float("inf"), bias[3]
+    named = {"top_k": top_k, "renormalize": True, "scaling_factor": 2.0, "activation": activation}
+    few = route_op.route_topk(logits, bias, **named)
+    monkeypatch.setattr(route_op, "MAX_ROWS", 0)
+    many = route_op.route_topk(logits, bias, **named)
+    for got, expected in zip(few, many, strict=True):
+        assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("num_sources", [1, 2, 4])
+@pytest.mark.parametrize("has_added", [False, True])
+def test_mixes_of_few_rows_are_those_of_many(num_sources, has_added, device, monkeypatch):
+    values = [_randn(device, 3 + i, 48)[:3] for i in range(num_sources)]
+    added = _randn(device, 9, 48)[:3] if has_added else None
+    norm, proj, out_norm = _randn(device, 48), _randn(device, 1, 48), _randn(device, 48)
+
+    def read():
+        named = {"eps": 1e-5, "out_eps": 1e-6}
+        return depth_read(values[:-1], values[-1], added, norm, proj, out_norm, **named)
+
+    few = read()
+    monkeypatch.setattr(attn_res_op, "MAX_WHOLE", 0)
+    many = read()
+    assert relative_error(few[0], many[0]) < 1e-6
+    assert torch.equal(few[1], many[1])
+
+
+def test_a_mix_does_not_depend_on_other_rows(device):
+    values, norm, proj = [_randn(device, 5, 32)] * 3, _randn(device, 32), _randn(device, 1, 32)
+    mix = attn_res_op.attn_res(values, norm, proj, eps=1e-5)
+    one = attn_res_op.attn_res([value[2:3] for value in values], norm, proj, eps=1e-5)
+    assert torch.equal(one, mix[2:3])
