@@ -29,18 +29,20 @@ def row_score(value, query, eps, D: tl.constexpr):
 
 
 @triton.jit
-def any_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
-    """Pointer of source `i`, known only at run time, or of each of a tile; the first for others."""
+def address_number(value_ptrs, i, NUM_SOURCES: tl.constexpr):
+    """Address of source `i`, known only at run time, or of each of a tile; the first for others."""
     address = value_ptrs[0].to(tl.int64) + i * 0
     for j in tl.static_range(1, NUM_SOURCES):
         address = tl.where(i == j, value_ptrs[j].to(tl.int64), address)
-    return address.to(value_ptrs[0].dtype)
+    return address
 
 
 @triton.jit
 def source_address(value_ptrs, i, NUM_SOURCES: tl.constexpr):
-    """`any_address` of one source or of a row of them, whose start is `aligned`."""
-    return tl.multiple_of(any_address(value_ptrs, i, NUM_SOURCES), 16)
+    """Pointer of source `i`, or of each of a row of them, which are all `aligned`."""
+    # A hint on what a function returns is lost: the conversion is here.
+    address = address_number(value_ptrs, i, NUM_SOURCES).to(value_ptrs[0].dtype)
+    return tl.multiple_of(address, 16)
 
 
 @triton.jit

@@ -150,7 +150,7 @@ def mix(
             HAS_ADDED=added_TD is not None,
             HAS_NORM=out_norm_D is not None,
             **early_launch(num_tokens, out_TD.device),
-            num_warps=4,
+            num_warps=max(1, min(4, width // 256)),
         )
         return
     attn_res_kernel[(num_tokens,)](

@@ -9,7 +9,7 @@ Legend: T tokens, D model width, n sources.
 import triton
 import triton.language as tl
 
-from k3_kernels.attn_res.kernel import add_pairs, any_address
+from k3_kernels.attn_res.kernel import add_pairs, address_number
 from k3_kernels.early import wait_for_inputs
 from k3_kernels.tl_math import normed
 
@@ -44,8 +44,9 @@ def whole_mix_kernel(
         out_norm = tl.load(out_norm_ptr + d, mask=d < D, other=0.0)
     wait_for_inputs(IS_EARLY)
     is_in = (column < D) & (source < NUM_SOURCES)
-    value_at = tl.multiple_of(any_address(value_ptrs, source, NUM_SOURCES), (16, 16))
-    value = tl.load(value_at + at + column, mask=is_in, other=0.0).to(tl.float32)
+    value_at = address_number(value_ptrs, source, NUM_SOURCES).to(value_ptrs[0].dtype)
+    value_at = tl.multiple_of(value_at, (16, 16)) + at + column
+    value = tl.load(value_at, mask=is_in, other=0.0).to(tl.float32)
     if HAS_ADDED:
         is_last = (column < D) & (source == NUM_SOURCES - 1)
         added_at = at + column + 0 * source

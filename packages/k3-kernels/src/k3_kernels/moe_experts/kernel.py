@@ -121,6 +121,69 @@ def plain_product(
 
 
 @triton.jit
+def tile_product(
+    x_row,
+    is_row,
+    out_at,
+    expert,
+    block,
+    w_ptr,
+    w_scale_ptr,
+    up_ptr,
+    up_scale_ptr,
+    beta,
+    linear_beta,
+    num_inputs,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    IS_MX: tl.constexpr,
+    IS_GLU: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A block of outputs of one expert for BM rows, whose inputs and outputs begin at x_row and
+    out_at [1, BM]. `expert` is int64; the constants are those of `grouped_kernel`."""
+    j = tl.arange(0, BN)
+    if IS_SPLIT:
+        part, at = j // (BN // 4), j % (BN // 4)
+        n = block * BN + 8 * (at // 2) + part + 4 * (at % 2)
+        column = part * (N // 4) + block * (BN // 4) + at
+    else:
+        n = block * BN + j
+        column = n
+    # Without a remainder the masks are constant, which keeps the accesses wide.
+    is_out = (n < N if N % BN else tl.full((BN,), True, tl.int1))[:, None]
+    w_at = expert * N + n[:, None]
+    acc = tl.zeros((BN, BM), tl.float32)
+    up = tl.zeros((BN, BM), tl.float32)
+    if IS_MX:
+        w_row, w_scale = w_ptr + w_at * (K // 8), w_scale_ptr + w_at * (K // 32)
+        up_row, up_scale = up_ptr + w_at * (K // 8), up_scale_ptr + w_at * (K // 32)
+        for start in range(0, num_inputs // 8, BK):
+            acc = mx_product(
+                acc, w_row, w_scale, is_out, x_row, is_row, start, K, BK, BN, PRECISION
+            )
+            if IS_GLU:
+                up = mx_product(
+                    up, up_row, up_scale, is_out, x_row, is_row, start, K, BK, BN, PRECISION
+                )
+    else:
+        w_row, up_row = w_ptr + w_at * K, up_ptr + w_at * K
+        for start in range(0, num_inputs, BK):
+            acc = plain_product(acc, w_row, is_out, x_row, is_row, start, K, BK, PRECISION)
+            if IS_GLU:
+                up = plain_product(up, up_row, is_out, x_row, is_row, start, K, BK, PRECISION)
+    DTYPE: tl.constexpr = out_at.dtype.element_ty
+    if IS_GLU:
+        acc = situ(acc, up, beta, linear_beta, HAS_CAP, DTYPE == tl.float32)
+    tl.store(out_at + column[:, None], acc.to(DTYPE), mask=is_out & is_row)
+
+
+@triton.jit
 def grouped_kernel(
     x_ptr,
     order_ptr,
@@ -174,42 +237,110 @@ def grouped_kernel(
     # Not masked by the expert's end, whose load it would wait for; a row past it is not used.
     route = tl.load(order_ptr + row[None, :], mask=row[None, :] < num_rows, other=0).to(tl.int64)
     row = row[None, :].to(tl.int64)
-    j = tl.arange(0, BN)
-    if IS_SPLIT:
-        part, at = j // (BN // 4), j % (BN // 4)
-        n = block * BN + 8 * (at // 2) + part + 4 * (at % 2)
-        column = part * (N // 4) + block * (BN // 4) + at
-    else:
-        n = block * BN + j
-        column = n
-    # Without a remainder the masks are constant, which keeps the accesses wide.
-    is_out = (n < N if N % BN else tl.full((BN,), True, tl.int1))[:, None]
-    x_row = x_ptr + (route // NUM_ROUTES if IS_GATHER else row) * K
-    w_at = expert * N + n[:, None]
-    acc = tl.zeros((BN, BM), tl.float32)
-    up = tl.zeros((BN, BM), tl.float32)
-    if IS_MX:
-        w_row, w_scale = w_ptr + w_at * (K // 8), w_scale_ptr + w_at * (K // 32)
-        up_row, up_scale = up_ptr + w_at * (K // 8), up_scale_ptr + w_at * (K // 32)
-        for start in range(0, num_inputs // 8, BK):
-            acc = mx_product(
-                acc, w_row, w_scale, is_out, x_row, is_row, start, K, BK, BN, PRECISION
-            )
-            if IS_GLU:
-                up = mx_product(
-                    up, up_row, up_scale, is_out, x_row, is_row, start, K, BK, BN, PRECISION
-                )
-    else:
-        w_row, up_row = w_ptr + w_at * K, up_ptr + w_at * K
-        for start in range(0, num_inputs, BK):
-            acc = plain_product(acc, w_row, is_out, x_row, is_row, start, K, BK, PRECISION)
-            if IS_GLU:
-                up = plain_product(up, up_row, is_out, x_row, is_row, start, K, BK, PRECISION)
-    if IS_GLU:
-        is_fine: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-        acc = situ(acc, up, beta, linear_beta, HAS_CAP, is_fine)
-    out_at = out_ptr + (row if IS_GATHER else route) * N + column[:, None]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=is_out & is_row)
+    tile_product(
+        x_ptr + (route // NUM_ROUTES if IS_GATHER else row) * K,
+        is_row,
+        out_ptr + (row if IS_GATHER else route) * N,
+        expert,
+        block,
+        w_ptr,
+        w_scale_ptr,
+        up_ptr,
+        up_scale_ptr,
+        beta,
+        linear_beta,
+        num_inputs,
+        N,
+        K,
+        IS_MX,
+        IS_GLU,
+        HAS_CAP,
+        IS_SPLIT,
+        BM,
+        BN,
+        BK,
+        PRECISION,
+    )
+
+
+@triton.jit
+def unplanned_kernel(
+    x_ptr,
+    idx_ptr,
+    w_ptr,
+    w_scale_ptr,
+    up_ptr,
+    up_scale_ptr,
+    out_ptr,
+    beta,
+    linear_beta,
+    num_rows,
+    num_inputs,
+    num_experts,
+    NUM_ROUTES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    IS_MX: tl.constexpr,
+    IS_GLU: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_GATHER: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    RPAD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """`grouped_kernel` for so few rows that each program finds its own among all, without a plan.
+
+    A program belongs to a route, and computes for all routes of its expert if it is the first of
+    them. x is [T, K] (IS_GATHER) or [R, K], out [R, N], both in the order of the routes.
+    """
+    wait_for_inputs(IS_EARLY)
+    num_blocks: tl.constexpr = (N + BN - 1) // BN
+    own = tl.program_id(0) // num_blocks
+    block = tl.program_id(0) % num_blocks
+    expert = tl.load(idx_ptr + own)
+    r = tl.arange(0, RPAD)
+    is_same = tl.load(idx_ptr + r, mask=r < num_rows, other=-1) == expert
+    candidate = tl.where(is_same, r, RPAD)
+    if (expert < 0) | (expert >= num_experts) | (tl.min(candidate) < own):
+        return
+    count = tl.sum(is_same.to(tl.int32))
+    i = tl.arange(0, BM)
+    last = own - 1
+    for first in range(0, count, BM):
+        route = tl.zeros((BM,), tl.int32)
+        # An expert has few: one after the other takes fewer registers than all at once.
+        for k in range(tl.minimum(count - first, BM)):
+            last = tl.min(tl.where(candidate > last, candidate, RPAD))
+            route = tl.where(i == k, last, route)
+        route = route[None, :].to(tl.int64)
+        tile_product(
+            x_ptr + (route // NUM_ROUTES if IS_GATHER else route) * K,
+            (first + i < count)[None, :],
+            out_ptr + route * N,
+            expert,
+            block,
+            w_ptr,
+            w_scale_ptr,
+            up_ptr,
+            up_scale_ptr,
+            beta,
+            linear_beta,
+            num_inputs,
+            N,
+            K,
+            IS_MX,
+            IS_GLU,
+            HAS_CAP,
+            IS_SPLIT,
+            BM,
+            BN,
+            BK,
+            PRECISION,
+        )
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""moe_experts by Triton: plan, up-projections with SiTU-GLU, down-projection, sum over routes.
+"""moe_experts by Triton: a plan of many routes, up-projections with SiTU-GLU, down-projection, sum over routes.
 
 Everything stays on the device and every size follows from shapes, so a call can be captured in
 a CUDA graph. T tokens, D width, I expert width, E experts, k routes a token, R = T k.
@@ -20,7 +20,7 @@ from k3_kernels.early import early_launch
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
-from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
+from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel, unplanned_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 
 
@@ -47,6 +47,8 @@ TILE_NARROW = Tile(16, 64, 64, 4, 3)
 """Plain weights of up to `NARROW` inputs and few rows: 480 experts of 256 -> 384, 512 rows 50 us,
 with the long steps of `TILES` 66 us."""
 NARROW = 512
+MAX_UNPLANNED = 512
+"""Up to so many routes of narrow experts, each program finds its own: two launches are spared."""
 
 
 def moe_experts(
@@ -77,7 +79,9 @@ def moe_experts(
     if not out_TD.numel():
         return out_TD
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
-    plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
+    plan: Plan | Tensor = idx_Tk.view(-1)
+    if idx_Tk.numel() > MAX_UNPLANNED or max(w1.shape[1:]) > NARROW:
+        plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
     h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
     y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
     block = min(1024, triton.next_power_of_2(out_TD.shape[1]))
@@ -108,14 +112,14 @@ def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:
 
 def up_project(
     x_TD: Tensor,
-    plan: Plan,
+    plan: Plan | Tensor,
     num_routes: int,
     w1: ExpertStack,
     w3: ExpertStack,
     activation: Activation,
     is_split: bool,
 ) -> Tensor:
-    """activation(w1 x, w3 x) of every sorted row [R, I], in four parts when `is_split`."""
+    """activation(w1 x, w3 x) of every row [R, I] of `grouped`, in four parts when `is_split`."""
     betas = situ_betas(activation)
     make = partial(grouped, plan=plan, num_routes=num_routes, is_gather=True)
     if betas is not None and _is_packed(w1) == _is_packed(w3):
@@ -138,7 +142,7 @@ def matching(x_TD: Tensor, stack: ExpertStack) -> Tensor:
 def grouped(
     x: Tensor,
     *,
-    plan: Plan,
+    plan: Plan | Tensor,
     num_routes: int,
     stack: ExpertStack,
     is_gather: bool,
@@ -148,44 +152,44 @@ def grouped(
 ) -> Tensor:
     """W_e x of every row [R, N]; with `up` and `betas` the gated activation of both products.
 
-    x is [T, K] (`is_gather`) or [R, K] in sorted order, in the form of `matching`. The result is
-    in sorted order (`is_gather`) or in that of the routes; in four parts when `is_split`.
+    Rows are sorted by the plan or, where `plan` is the expert of each route [R], in the order of
+    the routes. x is [T, K] (`is_gather`) or rows [R, K], in the form of `matching`. The result is
+    rows (`is_gather`) or in the order of the routes; in four parts when `is_split`.
     """
     num_outputs, num_inputs = stack.shape[1:]
-    tile = choose_tile(plan.order.numel(), stack)
-    out = torch.empty(plan.order.numel(), num_outputs, dtype=x.dtype, device=x.device)
+    num_rows = plan.order.numel() if isinstance(plan, Plan) else len(plan)
+    tile = choose_tile(num_rows, stack)
+    out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     beta, linear_beta = betas or (1.0, None)
     weights = [part for one in (stack, stack if up is None else up) for part in _parts(one)]
-    num_tiles = plan.tile_expert.numel()
-    grouped_kernel[(num_tiles * triton.cdiv(num_outputs, tile.outputs),)](
-        x,
-        plan.order,
-        plan.starts,
-        plan.tile_expert,
-        plan.tile_row,
-        *weights,
-        out,
-        float(beta),
-        1.0 if linear_beta is None else float(linear_beta),
-        plan.order.numel(),
-        num_inputs,
-        NUM_ROUTES=num_routes,
-        N=num_outputs,
-        K=num_inputs,
-        IS_MX=_is_packed(stack),
-        IS_GLU=betas is not None,
-        HAS_CAP=linear_beta is not None,
-        IS_GATHER=is_gather,
-        IS_SPLIT=is_split,
-        BM=plan.block_rows,
-        BN=tile.outputs,
-        BK=tile.step,
-        GROUP=GROUP,
-        **early_launch(plan.order.numel() // num_routes, x.device),
-        PRECISION=dot_precision(x.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+    scales = float(beta), 1.0 if linear_beta is None else float(linear_beta)
+    args = (*weights, out, *scales, num_rows, num_inputs)
+    num_blocks = triton.cdiv(num_outputs, tile.outputs)
+    constants = {
+        "NUM_ROUTES": num_routes,
+        "N": num_outputs,
+        "K": num_inputs,
+        "IS_MX": _is_packed(stack),
+        "IS_GLU": betas is not None,
+        "HAS_CAP": linear_beta is not None,
+        "IS_GATHER": is_gather,
+        "IS_SPLIT": is_split,
+        "BN": tile.outputs,
+        "BK": tile.step,
+        "PRECISION": dot_precision(x.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        **early_launch(num_rows // num_routes, x.device),
+    }
+    if isinstance(plan, Plan):
+        tables = plan.order, plan.starts, plan.tile_expert, plan.tile_row
+        grid = (plan.tile_expert.numel() * num_blocks,)
+        grouped_kernel[grid](x, *tables, *args, BM=plan.block_rows, GROUP=GROUP, **constants)
+    else:
+        padded = max(16, triton.next_power_of_2(num_rows))
+        grid = (num_rows * num_blocks,)
+        constants |= {"RPAD": padded, "BM": tile.rows}
+        unplanned_kernel[grid](x, plan, *args, stack.shape[0], **constants)
     return out
 
 

@@ -1,12 +1,17 @@
 """Kernels that take few rows another way than many: the same results from both."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from k3_core.ops.mx_quantize.reference import mx_quantize
 from k3_core.testing import relative_error
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.depth_read.op import depth_read
+from k3_kernels.moe_experts import op as experts_op
 from k3_kernels.route_topk import op as route_op
+from k3_kernels.situ_glu.op import situ_glu
 
 
 def _randn(device, *shape):
@@ -53,3 +58,22 @@ def test_a_mix_does_not_depend_on_other_rows(device):
     mix = attn_res_op.attn_res(values, norm, proj, eps=1e-5)
     one = attn_res_op.attn_res([value[2:3] for value in values], norm, proj, eps=1e-5)
     assert torch.equal(one, mix[2:3])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_skewed", [False, True])
+def test_experts_without_a_plan_are_those_with_one(is_skewed, is_packed, device, monkeypatch):
+    monkeypatch.setattr(experts_op, "check_routes", lambda *args: None)
+    shapes = (6, 32, 64), (6, 32, 64), (6, 64, 32)
+    stacks = [_randn(device, *shape) for shape in shapes]
+    if is_packed:
+        stacks = [mx_quantize(stack) for stack in stacks]
+    x, weight = _randn(device, 20, 64), _randn(device, 20, 2)
+    idx = torch.randint(-1, 7, (20, 2), generator=torch.Generator().manual_seed(0)).to(device)
+    if is_skewed:
+        idx[1:, 0] = 4
+    act = partial(situ_glu, beta=4.0, linear_beta=25.0)
+    args = (x, idx, weight, *stacks)
+    few = experts_op.moe_experts(*args, activation=act)
+    monkeypatch.setattr(experts_op, "MAX_UNPLANNED", 0)
+    assert torch.equal(few, experts_op.moe_experts(*args, activation=act))
