@@ -199,7 +199,7 @@ class K3ForConditionalGeneration(nn.Module):
         logits = None
         if output_logits:
             rows = hidden_TD if logit_rows is None else hidden_TD[logit_rows]
-            logits = self.language_model.lm_head(rows).to(state_dtype(self.dtype))
+            logits = self.language_model.lm_head(rows, state_dtype(self.dtype))
             recorder.add("logits", logits)
         if batch.cache is not None:
             first = batch.num_decode if batch.is_verify else 0  # those wait for `accept`
@@ -324,7 +324,8 @@ class K3ForConditionalGeneration(nn.Module):
         rows at the batch's `starts`; the cache's lengths are the backbone's and do not move.
         """
         hidden_TD, normed_TD = self.mtp_hidden(next_ids_T, mix_TD, batch, depth)
-        logits = self.ops.linear(normed_TD, self.mtp_head_weight(depth)).to(state_dtype(self.dtype))
+        dtype = state_dtype(self.dtype)
+        logits = self.ops.linear(normed_TD, self.mtp_head_weight(depth), dtype=dtype)
         return logits, hidden_TD
 
     def mtp_hidden(

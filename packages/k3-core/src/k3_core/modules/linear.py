@@ -40,9 +40,9 @@ class Linear(nn.Module):
         """The op, or its reference."""
         return linear if self.ops is None else self.ops.linear
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return self.product(x, self.weight)
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[..., in] -> [..., out], in `dtype` if one is given."""
+        return self.product(x, self.weight, dtype=dtype)
 
     def add_to(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """y + forward(x), [T, out]; without gradients the sum may be made in `y`."""

@@ -56,17 +56,19 @@ class LatentMoE(nn.Module):
         shared = beside(lambda: self.shared_experts(x_TD), x_TD.device)
         z_TL, logits_TE = self._latent_and_logits(x_TD)
         routes = self.gate(logits_TE, batch.routes.get(self.layer))
+        norm = None
+        if self.has_latent and self.config.latent_moe_use_norm:
+            norm = self.routed_expert_norm.weight, self.routed_expert_norm.eps
         u_TL = self.ops.moe_experts(
             z_TL,
             routes.idx_Tk,
             routes.weight_Tk,
             *self.experts.stacks(),
             activation=glu(self.config, self.ops),
+            norm=norm,
         )
         if not self.has_latent:
             return u_TL + shared(), routes
-        if self.config.latent_moe_use_norm:
-            u_TL = self.routed_expert_norm(u_TL)
         return self.routed_expert_up_proj.add_to(shared(), u_TL), routes
 
     def _latent_and_logits(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:

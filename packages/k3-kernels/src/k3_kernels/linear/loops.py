@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from k3_core.ops.linear import reference
@@ -20,11 +21,18 @@ MAX_PRODUCTS = 2**25
 """Rows times weights. From `MAX_ROWS` on, or with the threads of torch, its product is faster."""
 
 
-def linear(x: Tensor, weight_OI: Tensor, *, add_to: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight_OI: Tensor,
+    *,
+    add_to: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """[..., I] -> [..., O], plus `add_to`; as the reference."""
     (num_out, width), num_rows = weight_OI.shape, x.numel() // max(x.shape[-1], 1)
     is_taken = (
         0 < num_rows <= MAX_ROWS
+        and dtype in (None, x.dtype)
         and x.shape[-1] == width
         and is_for_one_thread(num_rows * num_out * width, MAX_PRODUCTS)
         and weight_OI.is_contiguous()
@@ -32,7 +40,7 @@ def linear(x: Tensor, weight_OI: Tensor, *, add_to: Tensor | None = None) -> Ten
         and (add_to is None or add_to.shape == (*x.shape[:-1], num_out))
     )
     if not is_taken:
-        return reference.linear(x, weight_OI, add_to=add_to)
+        return reference.linear(x, weight_OI, add_to=add_to, dtype=dtype)
     x = x.contiguous()
     add_to = None if add_to is None else add_to.contiguous()
     y = x.new_empty(*x.shape[:-1], num_out)

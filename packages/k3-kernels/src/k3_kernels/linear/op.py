@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
@@ -33,12 +34,23 @@ class Tile(NamedTuple):
     num_warps: int
 
 
-def linear(x: Tensor, weight_OI: Tensor, *, add_to: Tensor | None = None) -> Tensor:
-    """x W^T: [..., I] -> [..., O], plus `add_to` [T, O], in whose memory the sum is made."""
+def linear(
+    x: Tensor,
+    weight_OI: Tensor,
+    *,
+    add_to: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x W^T: [..., I] -> [..., O], plus `add_to` [T, O], in whose memory the sum is made.
+
+    16-bit products whose sums are wanted in float32 (logits) are not rounded on the way.
+    """
     num_out, width = weight_OI.shape
     num_rows = x.numel() // max(width, 1)
-    if not _takes(x, weight_OI, add_to, num_rows):
-        return reference.linear(x, weight_OI, add_to=add_to)
+    if dtype not in (None, x.dtype) or not _takes(x, weight_OI, add_to, num_rows):
+        if dtype == torch.float32 and _keeps_sums(x, weight_OI):
+            return torch.mm(x, weight_OI.t(), out_dtype=dtype)
+        return reference.linear(x, weight_OI, add_to=add_to, dtype=dtype)
     x_TI = x if x.dim() == 2 else x.reshape(num_rows, width)
     y = x.new_empty(*x.shape[:-1], num_out) if add_to is None else add_to
     tile = choose_tile(num_rows, width, num_out)
@@ -63,6 +75,12 @@ def linear(x: Tensor, weight_OI: Tensor, *, add_to: Tensor | None = None) -> Ten
         num_warps=tile.num_warps,
     )
     return y
+
+
+def _keeps_sums(x: Tensor, weight_OI: Tensor) -> bool:
+    """Whether torch has the product with float32 sums as its result."""
+    is_half = x.is_cuda and x.dtype == weight_OI.dtype and x.element_size() == 2
+    return is_half and x.dim() == 2 and not needs_grad(x, weight_OI)
 
 
 def _takes(x: Tensor, weight_OI: Tensor, add_to: Tensor | None, num_rows: int) -> bool:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.math import math_dtype
-from k3_core.ops.moe_experts.reference import Activation, check_routes
+from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
 from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
+from k3_kernels.rms_norm.cpu import rms_norm
 
 Hits = list[tuple[int, int]]
 """(expert, its rows) of the experts that got any, in order."""
@@ -33,8 +34,12 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    norm: Norm | None = None,
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
+    if norm is not None:
+        out_TD = moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+        return rms_norm(out_TD, norm[0], eps=norm[1])
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
     if 0 < idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(

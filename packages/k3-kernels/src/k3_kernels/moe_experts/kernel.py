@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from k3_kernels.early import wait_for_inputs
-from k3_kernels.tl_math import situ
+from k3_kernels.tl_math import normed, situ
 
 
 @triton.jit
@@ -348,14 +348,22 @@ def combine_kernel(
     y_ptr,
     idx_ptr,
     weight_ptr,
+    norm_ptr,
     out_ptr,
+    eps,
     num_experts,
     NUM_ROUTES: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes."""
+    """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes.
+
+    HAS_NORM: its RMSNorm, for which a block is a row.
+    """
+    if HAS_NORM:
+        norm = tl.load(norm_ptr + tl.arange(0, BD), mask=tl.arange(0, BD) < D, other=0.0)
     wait_for_inputs(IS_EARLY)
     num_blocks = tl.cdiv(D, BD)
     token = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -367,6 +375,10 @@ def combine_kernel(
         # The row of an id outside the range was never written.
         is_known = (idx >= 0) & (idx < num_experts)
         weight = tl.where(is_known, tl.load(weight_ptr + route).to(tl.float32), 0.0)
-        y = tl.load(y_ptr + route * D + d, mask=(d < D) & is_known, other=0.0)
-        acc += y.to(tl.float32) * weight
-    tl.store(out_ptr + token * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
+        # Loaded all the same: a mask would wait for idx.
+        y = tl.load(y_ptr + route * D + d, mask=d < D, other=0.0)
+        acc += tl.where(is_known, y.to(tl.float32), 0.0) * weight
+    out = acc.to(out_ptr.dtype.element_ty)
+    if HAS_NORM:
+        out = normed(out, norm, eps, D)
+    tl.store(out_ptr + token * D + d, out, mask=d < D)

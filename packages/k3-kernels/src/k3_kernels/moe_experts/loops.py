@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3_core.ops.moe_experts.reference import Activation
+from k3_core.ops.moe_experts.reference import Activation, Norm
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_core.quant.mx import E2M1_VALUES
@@ -22,6 +22,7 @@ from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, v
 from k3_kernels.loops.math import products_of_rows
 from k3_kernels.moe_experts import cpu
 from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.rms_norm.loops import rms_norm
 from k3_kernels.situ_glu.loops import situ_row
 
 MAX_PRODUCTS = 2**26
@@ -41,6 +42,7 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    norm: Norm | None = None,
 ) -> Tensor:
     """As the reference, for SiTU-GLU; a token's experts add up in their order."""
     out_TN = None
@@ -52,8 +54,8 @@ def moe_experts(
             out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, codes, scales, *betas)
     if out_TN is None:
         # It also raises for routes that do not fit.
-        return cpu.moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
-    return out_TN
+        out_TN = cpu.moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+    return out_TN if norm is None else rms_norm(out_TN, norm[0], eps=norm[1])
 
 
 def _on_loops(

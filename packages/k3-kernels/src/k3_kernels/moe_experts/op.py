@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_core.ops.moe_experts.reference import Activation, check_routes
+from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_kernels.early import early_launch
@@ -22,6 +22,7 @@ from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel, unplanned_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
+from k3_kernels.rms_norm.op import rms_norm
 
 
 class Tile(NamedTuple):
@@ -47,6 +48,8 @@ TILE_NARROW = Tile(16, 64, 64, 4, 3)
 """Plain weights of up to `NARROW` inputs and few rows: 480 experts of 256 -> 384, 512 rows 50 us,
 with the long steps of `TILES` 66 us."""
 NARROW = 512
+MAX_NORMED = 1024
+"""Outputs of a program that sums routes: with a norm, all of a row."""
 MAX_UNPLANNED = 512
 """Up to so many routes of narrow experts, each program finds its own: two launches are spared."""
 
@@ -60,6 +63,7 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    norm: Norm | None = None,
 ) -> Tensor:
     """As `moe_experts.reference`. Ids outside 0..E-1 add nothing (on a CPU they are refused).
 
@@ -67,7 +71,11 @@ def moe_experts(
     activation between the two products. Calls that need gradients run torch's grouped products.
     """
     stacks = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
-    if needs_grad(x_TD, weight_Tk, *stacks):
+    is_trained = needs_grad(x_TD, weight_Tk, *stacks)
+    if norm is not None and not _fuses(norm, w2, x_TD, is_trained):
+        out_TD = moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+        return rms_norm(out_TD, norm[0], eps=norm[1])
+    if is_trained:
         is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
         function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
         return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
@@ -84,20 +92,30 @@ def moe_experts(
         plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
     h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
     y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
-    block = min(1024, triton.next_power_of_2(out_TD.shape[1]))
+    block = min(MAX_NORMED, triton.next_power_of_2(out_TD.shape[1]))
     combine_kernel[(num_tokens * triton.cdiv(out_TD.shape[1], block),)](
         y_RD,
         idx_Tk,
         weight_Tk,
+        out_TD if norm is None else norm[0].contiguous(),
         out_TD,
+        0.0 if norm is None else norm[1],
         w1.shape[0],
         NUM_ROUTES=num_routes,
         D=out_TD.shape[1],
         BD=block,
+        HAS_NORM=norm is not None,
         **early_launch(num_tokens, x_TD.device),
         num_warps=4,
     )
     return out_TD
+
+
+def _fuses(norm: Norm, w2: ExpertStack, x_TD: Tensor, is_trained: bool) -> bool:
+    """Whether the kernel that sums the routes takes the norm."""
+    weight_D, width = norm[0], w2.shape[1]
+    fits = weight_D.shape == (width,) and width <= MAX_NORMED and len(x_TD) > 0
+    return fits and not is_trained and not needs_grad(weight_D)
 
 
 def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:

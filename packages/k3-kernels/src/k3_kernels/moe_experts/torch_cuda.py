@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from k3_core.ops.moe_experts.reference import Activation, check_routes
+from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
+from k3_core.ops.rms_norm.reference import rms_norm
 from k3_core.quant import MXTensor
 from k3_kernels.moe_experts.cpu import combine, sort_by_expert
 
@@ -22,8 +23,12 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    norm: Norm | None = None,
 ) -> Tensor:
     """The same function as the reference, in bfloat16 with float32 sums over the routes."""
+    if norm is not None:
+        out_TD = moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+        return rms_norm(out_TD, norm[0], eps=norm[1])
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
     ends = counts.cumsum(0).to(torch.int32)

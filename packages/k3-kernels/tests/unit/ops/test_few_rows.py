@@ -5,11 +5,14 @@ from functools import partial
 import pytest
 import torch
 
+from k3_core.ops.moe_experts.reference import moe_experts as reference
 from k3_core.ops.mx_quantize.reference import mx_quantize
+from k3_core.ops.situ_glu.reference import situ_glu as exact_situ_glu
 from k3_core.testing import relative_error
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.depth_read.op import depth_read
 from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.route_topk import op as route_op
 from k3_kernels.situ_glu.op import situ_glu
 
@@ -77,3 +80,31 @@ def test_experts_without_a_plan_are_those_with_one(is_skewed, is_packed, device,
     few = experts_op.moe_experts(*args, activation=act)
     monkeypatch.setattr(experts_op, "MAX_UNPLANNED", 0)
     assert torch.equal(few, experts_op.moe_experts(*args, activation=act))
+
+
+@pytest.mark.parametrize("width", [48, 64])
+def test_the_norm_of_a_sum_of_routes(width, device, monkeypatch):
+    stacks = [_randn(device, *shape) for shape in ((4, 32, width), (4, 32, width), (4, width, 32))]
+    idx = torch.rand(9, 4, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :2].to(device)
+    args = (_randn(device, 9, width), idx, _randn(device, 9, 2), *stacks)
+    named = {"activation": partial(situ_glu, beta=4.0, linear_beta=25.0)}
+    weight = _randn(device, width)
+    got = experts_op.moe_experts(*args, **named, norm=(weight, 1e-5))
+    apart = rms_norm(experts_op.moe_experts(*args, **named), weight, eps=1e-5)
+    assert relative_error(got, apart) < 1e-6
+    monkeypatch.setattr(experts_op, "MAX_NORMED", 16)
+    assert torch.equal(experts_op.moe_experts(*args, **named, norm=(weight, 1e-5)), apart)
+
+
+def test_the_norm_of_a_sum_of_routes_has_gradients(device):
+    stacks = [_randn(device, *shape) for shape in ((3, 16, 16), (3, 16, 16), (3, 16, 16))]
+    idx = torch.tensor([[0, 1], [2, 1]], device=device)
+    x, weight = _randn(device, 2, 16), _randn(device, 16).requires_grad_()
+    named = {"activation": partial(situ_glu, beta=4.0, linear_beta=25.0)}
+    args = (x, idx, _randn(device, 2, 2), *stacks)
+    experts_op.moe_experts(*args, **named, norm=(weight, 1e-5)).sum().backward()
+    exact = weight.detach().double().requires_grad_()
+    wide = (t if t.dtype == torch.int64 else t.double() for t in args)
+    named = {"activation": partial(exact_situ_glu, beta=4.0, linear_beta=25.0)}
+    reference(*wide, **named, norm=(exact, 1e-5)).sum().backward()
+    assert relative_error(weight.grad, exact.grad) < 1e-5

@@ -13,8 +13,11 @@ from torch.nn import functional as F
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
+from k3_core.ops.rms_norm.reference import rms_norm
 
 Activation = Callable[[Tensor, Tensor], Tensor]
+Norm = tuple[Tensor, float]
+"""Weight [D] and eps of an RMSNorm."""
 
 
 def moe_experts(
@@ -26,8 +29,12 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    norm: Norm | None = None,
 ) -> Tensor:
-    """Sum over k of weight * w2(activation(w1 x, w3 x)), summed in float32, in the dtype of x."""
+    """Sum over k of weight * w2(activation(w1 x, w3 x)), summed in float32, in the dtype of x.
+
+    With `norm`, the RMSNorm of that.
+    """
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     dtype = math_dtype(x_TD)
     out_TD = torch.zeros(x_TD.shape[0], w2.shape[1], dtype=dtype, device=x_TD.device)
@@ -39,7 +46,8 @@ def moe_experts(
         gate, up, down = (next(expert_weights(w, [expert], x.dtype)) for w in (w1, w3, w2))
         y = F.linear(activation(F.linear(x, gate), F.linear(x, up)), down).to(dtype)
         out_TD = out_TD.index_add(0, token, y * weight_Tk[token, route].to(dtype)[:, None])
-    return out_TD.to(x_TD.dtype)
+    out_TD = out_TD.to(x_TD.dtype)
+    return out_TD if norm is None else rms_norm(out_TD, norm[0], eps=norm[1])
 
 
 def check_routes(x_TD: Tensor, idx_Tk: Tensor, weight_Tk: Tensor, num_experts: int) -> None:
