@@ -35,7 +35,10 @@ from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.runner import StepLogits
 from k3_serve.testing import SteppedEngine
 
-CONTEXT = 1024
+CONTEXTS = {1: (1024,), 8: (1024,), 64: (1024, 8192, 32768)}
+"""Tokens of context a sequence, by the number of sequences."""
+OUTPUT = 1024
+"""Tokens that a sequence may add to its context: none ends while others are still in prefill."""
 LAUNCH_US = 2.0
 """What a launch inside a graph is taken to cost at most, in the goal for one sequence."""
 
@@ -87,8 +90,10 @@ def experts_hit(model: K3ForConditionalGeneration, run: Any) -> int:
     return sum(chosen)
 
 
-def step_bytes(model: K3ForConditionalGeneration, engine: BenchEngine, rows: int, hit: int) -> int:
-    """Bytes that a decode step of `rows` sequences of about CONTEXT tokens has to move."""
+def step_bytes(
+    model: K3ForConditionalGeneration, engine: BenchEngine, rows: int, context: int, hit: int
+) -> int:
+    """Bytes that a decode step of `rows` sequences of about `context` tokens has to move."""
     banks = list(model.expert_banks())
     in_banks = {id(p) for bank in banks for p in bank.parameters()}
     skipped = in_banks | {id(model.language_model.model.embed_tokens.weight)}
@@ -97,7 +102,7 @@ def step_bytes(model: K3ForConditionalGeneration, engine: BenchEngine, rows: int
     expert = sum(p.nbytes for p in bank.parameters()) // bank.num_experts
     layout = engine._runner.layout
     states = 2 * layout.row_bytes
-    latents = CONTEXT * layout.page_bytes // layout.page_tokens
+    latents = context * layout.page_bytes // layout.page_tokens
     return weights + hit * expert + rows * (states + latents)
 
 
@@ -127,20 +132,29 @@ def host_functions(run: Any, count: int) -> str:
     return text.getvalue()
 
 
-def decode_row(
-    model: K3ForConditionalGeneration, rows: int, rate: float, is_profiled: bool
-) -> dict:
-    """Times of a step of so many sequences."""
+def decoding_engine(model: K3ForConditionalGeneration, rows: int, context: int) -> BenchEngine:
+    """An engine whose next steps are decodes of so many sequences."""
+    most_tokens = context + OUTPUT
+    # k3-mini's latents take 1.1 KiB a token; the states and their checkpoints fit beside them.
+    cache_bytes = (8 << 30) + 3 * 1024 * rows * most_tokens
     engine = BenchEngine(
-        model, max_batch=rows, max_length=2 * CONTEXT, cache_bytes=8 << 30, token_budget=8192
+        model, max_batch=rows, max_length=most_tokens, cache_bytes=cache_bytes, token_budget=8192
     )
     vocabulary = model.config.text.vocab_size - 256
     for number in range(rows):
-        engine.submit(request(number, CONTEXT, 400, vocabulary))
+        engine.submit(request(number, context, OUTPUT, vocabulary))
     while not engine.plans or len(engine.plans[-1].decodes) < rows:
         engine.step()
     for _ in range(5):
         engine.step()
+    return engine
+
+
+def decode_row(
+    model: K3ForConditionalGeneration, rows: int, context: int, rate: float, is_profiled: bool
+) -> dict:
+    """Times of a step of so many sequences."""
+    engine = decoding_engine(model, rows, context)
     graphs = engine._runner._graphs
     assert graphs is not None
     graph = max(graphs._graphs.items())[1]
@@ -156,11 +170,11 @@ def decode_row(
     hit = experts_hit(model, engine.step)
     num_kernels, table = kernels(engine.step)
     engine._runner._graphs = graphs
-    num_bytes = step_bytes(model, engine, rows, hit)
+    num_bytes = step_bytes(model, engine, rows, context, hit)
     floor = num_bytes / rate * 1e6
     allowed = {1: 1.3 * (floor + LAUNCH_US * num_kernels), 64: 2 * floor}
     result = {
-        "row": f"decode B={rows}",
+        "row": f"decode B={rows}, {context} tokens",
         "graph_us": graph_us,
         "step_us": step_us,
         "floor_us": floor,
@@ -198,9 +212,10 @@ def prefill_row(model: K3ForConditionalGeneration, tokens: int, is_profiled: boo
 
 def rows_of(model: K3ForConditionalGeneration, rate: float, is_profiled: bool) -> Iterator[dict]:
     """All rows."""
-    for rows in (1, 8, 64):
-        yield decode_row(model, rows, rate, is_profiled)
-        torch.cuda.empty_cache()
+    for rows, contexts in CONTEXTS.items():
+        for context in contexts:
+            yield decode_row(model, rows, context, rate, is_profiled)
+            torch.cuda.empty_cache()
     for tokens in (8192, 65536):
         yield prefill_row(model, tokens, is_profiled)
         torch.cuda.empty_cache()

@@ -12,9 +12,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from k3_core.ops.latent_router import reference
 from k3_kernels.early import early_launch
 from k3_kernels.hopper import fits_descriptors
-from k3_kernels.latent_router.kernel import add_splits_kernel, latent_router_kernel
+from k3_kernels.latent_router.kernel import add_splits_kernel, few_rows_kernel, latent_router_kernel
 from k3_kernels.latent_router.torch_cuda import is_uniform
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous
+from k3_kernels.linear.op import MAX_INPUTS, MAX_ROWS
+from k3_kernels.linear.op import choose_tile as choose_whole_tile
 
 GROUP = 8
 """Most tiles of tokens that are neighbours in time."""
@@ -43,9 +45,6 @@ TILES = (
     (1024, Tile(128, 128, 64, 1, 8, 4)),
     (float("inf"), Tile(256, 128, 64, 1, 8, 4)),
 )
-NARROW = 1024
-"""Width up to which few tokens are not worth a second launch that adds up splits."""
-TILE_NARROW = Tile(16, 64, 128, 1, 4, 4)
 TILE_FLOAT32 = Tile(64, 64, 32, 1, 8, 2)
 
 
@@ -70,6 +69,9 @@ def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[T
     logits_TE = x_TD.new_empty(num_tokens, num_experts, dtype=torch.float32)
     if not num_tokens:
         return z_TL, logits_TE
+    if x_TD.element_size() == 2 and num_tokens <= MAX_ROWS and x_TD.shape[1] <= MAX_INPUTS:
+        _multiply_few(*tensors, z_TL, logits_TE)
+        return z_TL, logits_TE
     tile = choose_tile(x_TD)
     if tile.splits == 1:
         _multiply(*tensors, z_TL, logits_TE, tile)
@@ -92,12 +94,40 @@ def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[T
     return z_TL, logits_TE
 
 
+def _multiply_few(
+    x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor, z_TL: Tensor, logits_TE: Tensor
+) -> None:
+    """Fill both outputs."""
+    (num_tokens, width), num_latent, num_experts = x_TD.shape, len(latent_LD), len(router_ED)
+    tile = choose_whole_tile(num_tokens, width, num_latent + num_experts)
+    num_blocks = triton.cdiv(num_latent, tile.outputs) + triton.cdiv(num_experts, tile.outputs)
+    few_rows_kernel[(triton.cdiv(num_tokens, tile.rows) * num_blocks,)](
+        x_TD,
+        latent_LD,
+        router_ED,
+        z_TL,
+        logits_TE,
+        num_tokens,
+        x_TD.stride(0),
+        latent_LD.stride(0),
+        router_ED.stride(0),
+        D=width,
+        L=num_latent,
+        E=num_experts,
+        PARTS=tile.parts,
+        BM=tile.rows,
+        BN=tile.outputs,
+        BK=max(16, triton.next_power_of_2(triton.cdiv(width, tile.parts))),
+        PRECISION=dot_precision(x_TD.dtype),
+        **early_launch(num_tokens, x_TD.device),
+        num_warps=tile.num_warps,
+    )
+
+
 def choose_tile(x_TD: Tensor) -> Tile:
     """The tile for these tokens, from `TILES`."""
     if x_TD.dtype == torch.float32:
         return TILE_FLOAT32
-    if x_TD.shape[1] <= NARROW and len(x_TD) <= 64:
-        return TILE_NARROW
     return next(tile for most, tile in TILES if len(x_TD) <= most)
 
 

@@ -16,6 +16,62 @@ from k3_kernels.early import wait_for_inputs
 
 
 @triton.jit
+def whole_operands(
+    x_ptr,
+    weight_ptr,
+    num_rows,
+    num_out,
+    x_stride,
+    weight_stride,
+    first_row,
+    first_out,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """All inputs of BM rows and of BN outputs, in PARTS. Waits for the rows, not for the weights."""
+    if PARTS == 1:
+        row = first_row + tl.arange(0, BM)[:, None]
+        out = first_out + tl.arange(0, BN)[:, None]
+        k = tl.arange(0, BK)[None, :]
+    else:
+        row = first_row + tl.arange(0, BM)[None, :, None]
+        out = first_out + tl.arange(0, BN)[None, :, None]
+        k = tl.arange(0, PARTS)[:, None, None] * BK + tl.arange(0, BK)[None, None, :]
+    weight_at = weight_ptr + out.to(tl.int64) * weight_stride + k
+    weight = tl.load(weight_at, mask=(out < num_out) & (k < K), other=0.0)
+    wait_for_inputs(IS_EARLY)
+    x_at = x_ptr + row.to(tl.int64) * x_stride + k
+    x = tl.load(x_at, mask=(row < num_rows) & (k < K), other=0.0)
+    return x, weight
+
+
+@triton.jit
+def tile_of(first_row, first_out, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """(row, output) of the values of `whole_product`, which has outputs first without parts."""
+    if PARTS == 1:
+        row = first_row + tl.arange(0, BM)[None, :]
+        out = first_out + tl.arange(0, BN)[:, None]
+    else:
+        row = first_row + tl.arange(0, BM)[:, None]
+        out = first_out + tl.arange(0, BN)[None, :]
+    return row, out
+
+
+@triton.jit
+def whole_product(x, weight, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """The float32 products of `whole_operands`."""
+    if PARTS == 1:
+        y = tl.dot(weight, x.T, input_precision=PRECISION)
+    else:
+        y = tl.sum(tl.dot(x, weight.permute(0, 2, 1), input_precision=PRECISION), 0)
+    return y
+
+
+@triton.jit
 def linear_kernel(
     x_ptr,
     weight_ptr,
@@ -44,33 +100,29 @@ def linear_kernel(
     pid = tl.program_id(0)
     first_row = pid % num_tiles * BM
     first_out = pid // num_tiles * BN
-    if PARTS == 1:
-        row = first_row + tl.arange(0, BM)[:, None]
-        out = first_out + tl.arange(0, BN)[:, None]
-        k = tl.arange(0, BK)[None, :]
-    else:
-        row = first_row + tl.arange(0, BM)[None, :, None]
-        out = first_out + tl.arange(0, BN)[None, :, None]
-        k = tl.arange(0, PARTS)[:, None, None] * BK + tl.arange(0, BK)[None, None, :]
-    weight_at = weight_ptr + out.to(tl.int64) * weight_stride + k
-    weight = tl.load(weight_at, mask=(out < N) & (k < K), other=0.0)
-    wait_for_inputs(IS_EARLY)
-    x_at = x_ptr + row.to(tl.int64) * x_stride + k
-    x = tl.load(x_at, mask=(row < num_rows) & (k < K), other=0.0)
-    # The tile of y, whose sum is asked for together with x.
-    if PARTS == 1:
-        row = first_row + tl.arange(0, BM)[None, :]
-    else:
-        row = first_row + tl.arange(0, BM)[:, None]
-        out = first_out + tl.arange(0, BN)[None, :]
+    x, weight = whole_operands(
+        x_ptr,
+        weight_ptr,
+        num_rows,
+        N,
+        x_stride,
+        weight_stride,
+        first_row,
+        first_out,
+        K,
+        PARTS,
+        BM,
+        BN,
+        BK,
+        IS_EARLY,
+    )
+    row, out = tile_of(first_row, first_out, PARTS, BM, BN)
     at = row.to(tl.int64) * y_stride + out
     mask = (row < num_rows) & (out < N)
     if HAS_ADDED:
+        # Asked for together with x.
         added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    if PARTS == 1:
-        y = tl.dot(weight, x.T, input_precision=PRECISION)
-    else:
-        y = tl.sum(tl.dot(x, weight.permute(0, 2, 1), input_precision=PRECISION), 0)
+    y = whole_product(x, weight, PARTS, PRECISION)
     if HAS_ADDED:
         y += added
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)

@@ -179,7 +179,7 @@ def tile_product(
                 up = plain_product(up, up_row, is_out, x_row, is_row, start, K, BK, PRECISION)
     DTYPE: tl.constexpr = out_at.dtype.element_ty
     if IS_GLU:
-        acc = situ(acc, up, beta, linear_beta, HAS_CAP, DTYPE == tl.float32)
+        acc = situ(acc, up, beta, linear_beta, HAS_CAP, tl.float32 == DTYPE)
     tl.store(out_at + column[:, None], acc.to(DTYPE), mask=is_out & is_row)
 
 

@@ -1,4 +1,4 @@
-"""moe_experts by Triton: a plan of many routes, up-projections with SiTU-GLU, down-projection, sum over routes.
+"""moe_experts by Triton: plan (of many routes), up-projections with SiTU-GLU, down-projection, sum.
 
 Everything stays on the device and every size follows from shapes, so a call can be captured in
 a CUDA graph. T tokens, D width, I expert width, E experts, k routes a token, R = T k.
