@@ -47,21 +47,3 @@ def wait_for_inputs(IS_EARLY: tl.constexpr):
     if IS_EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def fetch_lines(address, num_bytes, LINES: tl.constexpr):
-    """Ask the second-level cache for LINES (a power of two) lines, none behind `num_bytes`.
-
-    It gives no values, so that what is written later is read all the same: this may come before
-    `wait_for_inputs`, whatever the memory holds. The address is an int64 that must be valid.
-    """
-    line = tl.minimum(tl.arange(0, LINES) * 128, num_bytes - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [address + line],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

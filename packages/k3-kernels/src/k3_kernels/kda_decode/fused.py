@@ -12,7 +12,7 @@ order q, k, v.
 import triton
 import triton.language as tl
 
-from k3_kernels.early import fetch_lines, wait_for_inputs
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.kda_decode.window import convolve, move_window
 from k3_kernels.kda_step.token import advance, decay_of, gate_rate, sigmoid, unit_factor
 
@@ -56,7 +56,6 @@ def decode_kernel(
     WHOLE: tl.constexpr,
     TAPS: tl.constexpr,
     BTAPS: tl.constexpr,
-    LINES: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """x [B, C], window [S, C, TAPS - 1], y and scratch [B, H, V] contiguous; WHOLE: power of two
@@ -64,13 +63,6 @@ def decode_kernel(
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     batch = pid // num_heads
-    if IS_EARLY:
-        # The states are most of the bytes, and on their way when the wait is over. A slot of which
-        # another kernel might write still is good enough for that.
-        slot = tl.load(slot_ptr + batch * stride_slot).to(tl.int64)
-        slot = tl.minimum(tl.maximum(slot, 0), num_slots - 1)
-        state_at = (state_ptr + slot * stride_ss + head * stride_sh).to(tl.int64)
-        fetch_lines(state_at, V * K * 4, LINES)
     wait_for_inputs(IS_EARLY)
     slot = tl.load(slot_ptr + batch * stride_slot).to(tl.int64)
     is_live = (slot >= 0) & (slot < num_slots)

@@ -148,7 +148,6 @@ def kda_decode(
         WHOLE=block_width(num_v),
         TAPS=num_taps,
         BTAPS=triton.next_power_of_2(num_taps),
-        LINES=triton.next_power_of_2(triton.cdiv(num_v * num_k, 32)),
         **early_launch(num_rows, x.device),
         num_warps=blocks.warps,
     )

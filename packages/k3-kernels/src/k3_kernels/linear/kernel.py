@@ -32,7 +32,7 @@ def whole_operands(
     BK: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """All inputs of BM rows and of BN outputs, in PARTS; waits for the rows, not the weights."""
+    """All inputs of BM rows and of BN outputs, in PARTS. Waits for the rows, not for the weights."""
     if PARTS == 1:
         row = first_row + tl.arange(0, BM)[:, None]
         out = first_out + tl.arange(0, BN)[:, None]

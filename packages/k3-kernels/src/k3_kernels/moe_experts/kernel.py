@@ -18,7 +18,7 @@ Legend: R rows sorted by expert, E experts, N outputs, K inputs, T tokens, k rou
 import triton
 import triton.language as tl
 
-from k3_kernels.early import fetch_lines, wait_for_inputs
+from k3_kernels.early import wait_for_inputs
 from k3_kernels.tl_math import normed, situ
 
 
@@ -277,8 +277,6 @@ def unplanned_kernel(
     num_rows,
     num_inputs,
     num_experts,
-    next_ptr,
-    next_bytes,
     NUM_ROUTES: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -288,7 +286,6 @@ def unplanned_kernel(
     IS_GATHER: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     RPAD: tl.constexpr,
-    LINES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -298,9 +295,7 @@ def unplanned_kernel(
     """`grouped_kernel` for so few rows that each program finds its own among all, without a plan.
 
     A program belongs to a route, and computes for all routes of its expert if it is the first of
-    them. x is [T, K] (IS_GATHER) or [R, K], out [R, N], both in the order of the routes. LINES > 0:
-    it asks for its part of the expert's weights of the next product, `next_bytes` an expert: while
-    one kernel ends and the other begins, the memory would be idle.
+    them. x is [T, K] (IS_GATHER) or [R, K], out [R, N], both in the order of the routes.
     """
     wait_for_inputs(IS_EARLY)
     num_blocks: tl.constexpr = (N + BN - 1) // BN
@@ -346,10 +341,6 @@ def unplanned_kernel(
             BK,
             PRECISION,
         )
-    if LINES > 0:
-        first_byte = tl.minimum(block * LINES * 128, next_bytes - 1)
-        address = next_ptr.to(tl.int64) + expert * next_bytes + first_byte
-        fetch_lines(address, next_bytes - first_byte, LINES)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ a CUDA graph. T tokens, D width, I expert width, E experts, k routes a token, R 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -90,7 +90,7 @@ def moe_experts(
     plan: Plan | Tensor = idx_Tk.view(-1)
     if idx_Tk.numel() > MAX_UNPLANNED or max(w1.shape[1:]) > NARROW:
         plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
-    h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2), w2)
+    h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
     y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
     block = min(MAX_NORMED, triton.next_power_of_2(out_TD.shape[1]))
     combine_kernel[(num_tokens * triton.cdiv(out_TD.shape[1], block),)](
@@ -136,15 +136,13 @@ def up_project(
     w3: ExpertStack,
     activation: Activation,
     is_split: bool,
-    following: ExpertStack | None = None,
 ) -> Tensor:
     """activation(w1 x, w3 x) of every row [R, I] of `grouped`, in four parts when `is_split`."""
     betas = situ_betas(activation)
     make = partial(grouped, plan=plan, num_routes=num_routes, is_gather=True)
-    ahead: dict[str, Any] = {"is_split": is_split, "following": following}
     if betas is not None and _is_packed(w1) == _is_packed(w3):
-        return make(matching(x_TD, w1), stack=w1, up=w3, betas=betas, **ahead)
-    gate, up = (make(matching(x_TD, w), stack=w, **ahead) for w in (w1, w3))
+        return make(matching(x_TD, w1), stack=w1, up=w3, betas=betas, is_split=is_split)
+    gate, up = (make(matching(x_TD, w), stack=w, is_split=is_split) for w in (w1, w3))
     return activation(gate, up)
 
 
@@ -169,14 +167,12 @@ def grouped(
     up: ExpertStack | None = None,
     betas: tuple[float, float | None] | None = None,
     is_split: bool = False,
-    following: ExpertStack | None = None,
 ) -> Tensor:
     """W_e x of every row [R, N]; with `up` and `betas` the gated activation of both products.
 
     Rows are sorted by the plan or, where `plan` is the expert of each route [R], in the order of
     the routes. x is [T, K] (`is_gather`) or rows [R, K], in the form of `matching`. The result is
-    rows (`is_gather`) or in the order of the routes; in four parts when `is_split`. Weights that
-    are read next, `following`, may be asked for on the way.
+    rows (`is_gather`) or in the order of the routes; in four parts when `is_split`.
     """
     num_outputs, num_inputs = stack.shape[1:]
     num_rows = plan.order.numel() if isinstance(plan, Plan) else len(plan)
@@ -210,17 +206,9 @@ def grouped(
     else:
         padded = max(16, triton.next_power_of_2(num_rows))
         grid = (num_rows * num_blocks,)
-        ahead = _parts(stack if following is None else following)[0]
-        lines = _lines(ahead, num_blocks) if following is not None and constants["IS_EARLY"] else 0
-        constants |= {"RPAD": padded, "BM": tile.rows, "LINES": lines}
-        args = (*args, stack.shape[0], ahead, ahead[0].nbytes)
-        unplanned_kernel[grid](x, plan, *args, **constants)
+        constants |= {"RPAD": padded, "BM": tile.rows}
+        unplanned_kernel[grid](x, plan, *args, stack.shape[0], **constants)
     return out
-
-
-def _lines(stack: Tensor, num_blocks: int) -> int:
-    """Lines of an expert's weights that each of so many programs asks for, a power of two."""
-    return triton.next_power_of_2(triton.cdiv(stack[0].nbytes, 128 * num_blocks))
 
 
 def _check_shapes(x_TD: Tensor, w1: ExpertStack, w3: ExpertStack, w2: ExpertStack) -> None:
