@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import kernels_kda as kda
@@ -102,8 +101,8 @@ def stages(
     )
     plan = backward.plan_of(call, own)
     _, _, saved = backward.forward_and_states(call, own, plan, (), None)
-    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks)
     blocks = blocks or choose_backward_blocks(dim, dim, precision)
+    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks, blocks)
     d_o, grads = torch.randn_like(v), backward.make_gradients(call, own, plan, None)
     recompute = partial(backward.recompute, call, own, part, saved, space)
     reverse = partial(backward.run_reverse, call, part, space, d_o, grads, blocks)
@@ -119,10 +118,22 @@ def stages(
 def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
     """Tiles worth trying at D = 128 in bfloat16, with the stage that they belong to."""
     start = BackwardBlocks(64)
-    for values, warps, depth in product((32, 64, 128), (4, 8), (1, 2, 3)):
-        yield "reverse", replace(start, values=values, warps=warps, stages=depth)
-    for values, depth, cap in product((32, 64, 128), (1, 2, 3), (128, 168, None)):
-        yield "chunks", replace(start, chunk_values=values, chunk_stages=depth, chunk_registers=cap)
+    for values, warps, depth in ((64, 4, 2), (64, 4, 3), (32, 4, 2), (32, 4, 3)):
+        yield "reverse", replace(start, values=values, few_values=values, warps=warps, stages=depth)
+    for channels, values, warps, depth, cap in (
+        (64, 64, 4, 2, 168),
+        (64, 64, 4, 1, 168),
+        (64, 32, 4, 2, 168),
+        (64, 128, 4, 2, 168),
+        (64, 64, 4, 2, 128),
+        (64, 32, 4, 2, 128),
+        (64, 64, 4, 2, None),
+        (64, 128, 4, 2, None),
+        (64, 64, 8, 2, 128),
+        (128, 128, 8, 2, None),
+    ):
+        own = {"channels": channels, "chunk_values": values, "chunk_warps": warps}
+        yield "chunks", replace(start, **own, chunk_stages=depth, chunk_registers=cap)
 
 
 def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:
@@ -146,16 +157,18 @@ def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:
 
 
 def run_sweep(repeats: int) -> Iterator[dict]:
-    """Each stage of the first row with every tile; failures are kept."""
-    inputs = kda.draw_chunked(ROWS[0], "fast", torch.bfloat16, "cuda", kda.HEAD_DIM)
-    for name, blocks in sweep():
-        result: dict = {"row": ROWS[0].name, "stage": name, "blocks": str(blocks)}
-        try:
-            stage, count = stages(ROWS[0], inputs, blocks)[name]
-            result["us"] = count * timing.graph_us([stage], repeats)
-        except Exception as error:  # a tile that does not fit the chip is a result
-            result["failure"] = f"{type(error).__name__}: {error}"[:200]
-        yield result
+    """Every tile of each stage on the first row, those of the reverse scan also on that of few
+    heads; failures are kept."""
+    for row, names in ((ROWS[0], ("chunks", "reverse")), (ROWS[2], ("reverse",))):
+        inputs = kda.draw_chunked(row, "fast", torch.bfloat16, "cuda", kda.HEAD_DIM)
+        for name, blocks in (x for x in sweep() if x[0] in names):
+            result: dict = {"row": row.name, "stage": name, "blocks": str(blocks)}
+            try:
+                stage, count = stages(row, inputs, blocks)[name]
+                result["us"] = count * timing.graph_us([stage], repeats)
+            except Exception as error:  # a tile that does not fit the chip is a result
+                result["failure"] = f"{type(error).__name__}: {error}"[:200]
+            yield result
 
 
 def dry_run() -> None:

@@ -8,10 +8,11 @@ own chain, runs on a second stream beside the other kernels of the slabs around 
 
 Floor at T = 8192, H = 96, K = V = 128, bf16, what has to be read and written: q, k, v, gate, dO and
 four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: prep 1.3 GB, scan 1.6 GB,
-reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Predicted 2.6 ms; measured on an H200: the
-forward's part again 1.0, the reverse scan 0.76, the last kernel 3.6 ms.
+reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Measured on an H200: recompute 1.01 ms,
+reverse scan 0.74 ms, forward 0.78 ms; the last kernel took 2.58 ms before it was cut into blocks of
+channels.
 A reverse scan of few heads could be cut into segments as the forward is (the composition of their
-maps transposed); until it is, a slab's pieces are whole.
+maps transposed); until it is, a slab's pieces are whole, and few heads take smaller blocks of V.
 Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, C chunks,
 E saved states.
 """
@@ -24,7 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from k3_kernels.kda_chunk.backward_config import BackwardBlocks, choose_backward_blocks
+from k3_kernels.kda_chunk.backward_config import (
+    BackwardBlocks,
+    choose_backward_blocks,
+    reverse_values,
+)
 from k3_kernels.kda_chunk.backward_kernel import chunk_backward_kernel
 from k3_kernels.kda_chunk.backward_plan import (
     BackwardPlan,
@@ -52,11 +57,14 @@ from k3_kernels.once import refuse_second_derivative
 
 
 class Workspace(NamedTuple):
-    """Of a slab; kept and d_state: of every chunk and head."""
+    """Of a slab; kept and d_state: of every chunk and head. along, done: for the last kernel, sums
+    of its blocks of channels, and how many are there, 0 between launches."""
 
     tiles: Tiles
     kept: Kept
     d_state_CHVK: Tensor
+    along_CHX: Tensor
+    done_CH: Tensor
 
 
 class Gradients(NamedTuple):
@@ -227,7 +235,7 @@ def _run_slabs(
     inputs = inputs._replace(q_TGK=q, k_TGK=k, v_THV=v, gate_THK=gate)
     blocks = choose_backward_blocks(q.shape[2], v.shape[2], call.precision)
     slabs = plan.slabs[::-1]
-    spaces = [make_workspace(call, inputs, plan.most_chunks) for _ in slabs[:2]]
+    spaces = [make_workspace(call, inputs, plan.most_chunks, blocks) for _ in slabs[:2]]
     is_pipeline = v.device.type == "cuda" and len(slabs) > 1
     own = torch.cuda.current_stream(v.device) if is_pipeline else None
     other = scan_stream(v.device) if is_pipeline else None
@@ -247,7 +255,9 @@ def _run_slabs(
             run_chunks(call, inputs, slabs[n - 1], spaces[(n - 1) % 2], d_o_THV, grads, blocks)
 
 
-def make_workspace(call: Call, inputs: Inputs, num_chunks: int) -> Workspace:
+def make_workspace(
+    call: Call, inputs: Inputs, num_chunks: int, blocks: BackwardBlocks
+) -> Workspace:
     """Room for the largest slab."""
     device, operand = inputs.v_THV.device, call.precision.operand
     num_heads, num_v, num_k = inputs.state_shape
@@ -257,7 +267,11 @@ def make_workspace(call: Call, inputs: Inputs, num_chunks: int) -> Workspace:
         torch.empty(*lead, rows, width, dtype=operand, device=device) for _ in range(2)
     )
     delta = torch.empty(*lead, rows, call.blocks.chunk, dtype=operand, device=device)
-    return Workspace(tiles, Kept(state, delta), d_state)
+    num_blocks = width // min(blocks.channels, width)
+    sums = (*lead, num_blocks * 2 * call.blocks.chunk)
+    along = torch.empty(sums, dtype=torch.float32, device=device)
+    done = torch.zeros(lead, dtype=torch.int32, device=device)
+    return Workspace(tiles, Kept(state, delta), d_state, along, done)
 
 
 def recompute(
@@ -298,7 +312,7 @@ def run_reverse(
     pieces, width = part.slab.pieces, block_width(num_v)
     if pieces.count == 0 or num_heads == 0:
         return
-    values = min(blocks.values, width)
+    values = reverse_values(blocks, width, pieces.count * num_heads)
     reverse_kernel[(pieces.count * num_heads * (width // values),)](
         d_o_THV,
         grads.d_v_THV,
@@ -339,8 +353,9 @@ def run_chunks(
     slab, precision = part.slab, call.precision
     if slab.num_chunks == 0 or num_heads == 0:
         return
-    width = block_width(num_v)
-    chunk_backward_kernel[(slab.num_chunks * num_heads,)](
+    width, key_width = block_width(num_v), block_width(num_k)
+    channels = min(blocks.channels, key_width)
+    chunk_backward_kernel[(slab.num_chunks * num_heads * (key_width // channels),)](
         q,
         k,
         gate,
@@ -358,6 +373,8 @@ def run_chunks(
         grads.d_gate_THK,
         grads.d_beta_TH,
         grads.sum_CH2K[part.first_chunk :],
+        space.along_CHX,
+        space.done_CH,
         num_heads,
         width,
         call.lower_bound,
@@ -366,8 +383,9 @@ def run_chunks(
         GROUP=num_heads // q.shape[1],
         K=num_k,
         V=num_v,
-        BK=block_width(num_k),
+        BK=key_width,
         BV=min(blocks.chunk_values, width),
+        BC=channels,
         BT=call.blocks.chunk,
         VECTORS=space.tiles.vector_CHX.shape[2],
         STAGES=blocks.chunk_stages,

@@ -1,4 +1,4 @@
-"""All gradients of a KDA chunk but those of v and of the state; one program a chunk and head.
+"""All gradients of a KDA chunk but those of v and of the state, by blocks of channels.
 
 Report 1.3 in the terms of prep.py and scan.py: M the state at the middle of the chunk before its
 writes, D its deltas, B the gradient at the middle after the writes and dR the gradient of v
@@ -23,9 +23,17 @@ Then the gate, dz = dg bound p (1 - p) e^A_log, and the norms, dq -= q (q dq) / 
 and dz z over the tokens of a chunk go out, for dt_bias and A_log; they are added in a fixed order
 later. The sum of x is one product with a triangle of ones; 16-bit operands are split in two for it.
 
+A program takes BC channels of a chunk and head, and all of its values; only the norms join the
+channels. It writes dq and dk without their part, and the last of the programs of a chunk takes that
+off, while they are in the cache. The [chunk, chunk] products are made by each: a tenth of its work.
+
 Floor at T = 8192, H = 96, K = V = 128, bf16: M and B 1.6 GB, q, k, gate, dO, dv, D and three
-results 1.8 GB, at 4.25 TB/s 0.80 ms; 0.14 TFLOP. Predicted 1.3 ms, measured 3.6.
-Legend: K, V channels, BT chunk, BK, BV blocks.
+results 1.8 GB, at 4.25 TB/s 0.80 ms; 0.14 TFLOP. One program for all channels, of 8 warps with 255
+registers and alone on its multiprocessor, took 2.58 ms on an H200: 186 programs in a row of 23 500
+cycles each, of which 6 600 issue its 26 000 instructions of warps; the others wait. Two at 128
+registers spilled 190 values and took 3.63 ms. Blocks of 64 channels, 4 warps and 168 registers
+issue 31 000 and fit three times, 12 warps that wait apart. Predicted 1.7 to 2.0 ms.
+Legend: K, V channels, BT chunk, BK, BV, BC blocks.
 """
 
 import triton
@@ -51,6 +59,18 @@ def _running_sum(x_t, BT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit
+def _take_off(x_ptr, grad_ptr, along_ptr, norm, mask, BT: tl.constexpr, NUM_BLOCKS: tl.constexpr):
+    """grad -= x (x grad) / |x|^2, from the sums of x grad of the blocks of channels."""
+    along = tl.load(along_ptr, cache_modifier=".cg")
+    for n in tl.static_range(1, NUM_BLOCKS):
+        along += tl.load(along_ptr + n * 2 * BT, cache_modifier=".cg")
+    along *= norm * norm
+    x = tl.load(x_ptr, mask=mask, other=0.0).to(tl.float32)
+    grad = tl.load(grad_ptr, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    tl.store(grad_ptr, (grad - x * along[:, None]).to(grad_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def chunk_backward_kernel(
     q_ptr,
     k_ptr,
@@ -70,6 +90,8 @@ def chunk_backward_kernel(
     d_gate_ptr,
     d_beta_ptr,
     sum_ptr,
+    along_ptr,
+    done_ptr,
     num_heads,
     num_values,
     lower_bound,
@@ -89,6 +111,7 @@ def chunk_backward_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    BC: tl.constexpr,
     BT: tl.constexpr,
     VECTORS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -101,19 +124,20 @@ def chunk_backward_kernel(
     d_state_ptr: [chunks, heads, num_values, BK], M and B; delta_ptr: [chunks, heads, num_values,
     BT], D^T; num_values: V rounded up. d_v_ptr, d_q_ptr, d_k_ptr, d_gate_ptr: contiguous [T, value
     heads, channels]; d_beta_ptr: [T, heads]; sum_ptr: float32 [chunks, heads, 2, K], sums of dz
-    and dz z. inverse_scale: of the queries. Grid: chunks x value heads."""
-    pid = tl.program_id(0).to(tl.int64)
+    and dz z. inverse_scale: of the queries. along_ptr: float32 [chunks, heads, BK / BC, 2, BT], for
+    sums of q dq and k dk; done_ptr: int32 [chunks, heads], zeros before and after. Grid: chunks x
+    value heads x blocks of channels."""
+    NUM_BLOCKS: tl.constexpr = BK // BC
+    part = tl.program_id(0) % NUM_BLOCKS
+    pid = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
     first = tl.load(chunk_ptr + 3 * chunk)
     count = tl.load(chunk_ptr + 3 * chunk + 1).to(tl.int32)
     row = tl.arange(0, BT)
-    channel = tl.arange(0, BK)
     i = row[:, None]
     j = row[None, :]
     is_row = row < count
-    is_channel = channel < K
-    is_in = is_row[:, None] & is_channel[None, :]
 
     d_o_ptr += first * stride_ot + head * stride_oh
     d_v_ptr += (first * num_heads + head) * V
@@ -123,7 +147,6 @@ def chunk_backward_kernel(
     lane = tl.arange(0, BV)
     o_offset = i * stride_ot + lane[None, :]
     v_offset = i * (num_heads * V) + lane[None, :]
-    state_offset = lane[:, None] * BK + channel[None, :]
     delta_offset = lane[:, None] * BT + j
     mix = tl.zeros((BT, BT), dtype=tl.float32)
     gram = tl.zeros((BT, BT), dtype=tl.float32)
@@ -148,16 +171,34 @@ def chunk_backward_kernel(
     d_beta = tl.sum(tl.where(i == j, gram, 0.0), 1) * (beta - 1.0)
     d_beta = d_beta / (k_norm * k_norm * tl.maximum(beta, 1e-30))
     d_beta_ptr += (first + row) * num_heads + head
-    tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row)
+    tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row & (part == 0))
     mix = tl.where(i > j, mix, 0.0).to(OPERAND)
     gram = tl.where(i > j, gram, 0.0).to(OPERAND)
 
-    # In a loop of their own, which leaves these products the registers; dO, dR and D come from the
-    # cache the second time.
-    d_reads = tl.zeros((BK, BT), dtype=tl.float32)
-    d_erase = tl.zeros((BK, BT), dtype=tl.float32)
-    d_writes = tl.zeros((BK, BT), dtype=tl.float32)
-    d_whole = tl.zeros((BK,), dtype=tl.float32)
+    # A block of channels of its own; the gate is on its way while the states come.
+    token = first + tl.minimum(row, count - 1)[:, None]
+    q_ptr += token * stride_qt + (head // GROUP) * stride_qh
+    k_ptr += token * stride_kt + (head // GROUP) * stride_kh
+    gate_ptr += token * stride_gt + head * stride_gh
+    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * LOG2_E)
+    rate = tl.maximum(rate, 1e-30)
+    inverse_bound = -1.0 / (lower_bound * LOG2_E)
+    to_middle = tl.where(i < count, tl.where(j >= i, -0.5, 0.5), 0.0).to(SUMS)
+    out_offset = ((first + i) * num_heads + head) * K
+    sum_ptr += pid * 2 * K
+    channel = part * BC + tl.arange(0, BC)
+    column = channel[None, :]
+    is_channel = channel < K
+    is_column = column < K
+    gate = load_masked(gate_ptr, column, is_column, K < BK)
+    bias = load_masked(dt_bias_ptr + head * K, channel, is_channel, K < BK).to(tl.float32)
+    bias = bias[:, None]
+
+    state_offset = lane[:, None] * BK + column
+    d_reads = tl.zeros((BC, BT), dtype=tl.float32)
+    d_erase = tl.zeros((BC, BT), dtype=tl.float32)
+    d_writes = tl.zeros((BC, BT), dtype=tl.float32)
+    d_whole = tl.zeros((BC,), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         state = tl.load(state_ptr + block * BK + state_offset)
@@ -171,55 +212,59 @@ def chunk_backward_kernel(
         d_whole += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), 0)
 
     # The operands of the forward, as prep.py makes them.
-    token = first + tl.minimum(row, count - 1)[:, None]
-    lane = channel[None, :]
-    is_lane = lane < K
-    q_ptr += token * stride_qt + (head // GROUP) * stride_qh
-    k_ptr += token * stride_kt + (head // GROUP) * stride_kh
-    gate_ptr += token * stride_gt + head * stride_gh
-    rate = tl.exp2(tl.load(A_log_ptr + head).to(tl.float32) * LOG2_E)
-    rate = tl.maximum(rate, 1e-30)
-    inverse_bound = -1.0 / (lower_bound * LOG2_E)
-    gate = tl.trans(load_masked(gate_ptr, lane, is_lane, K < BK)).to(tl.float32)
-    bias = load_masked(dt_bias_ptr + head * K, channel, is_channel, K < BK).to(tl.float32)[:, None]
-    g = log_decay(gate, bias, rate * -LOG2_E, inverse_bound)
-    to_middle = tl.where(i < count, tl.where(j >= i, -0.5, 0.5), 0.0).to(SUMS)
+    g = log_decay(tl.trans(gate).to(tl.float32), bias, rate * -LOG2_E, inverse_bound)
     middle = tl.dot(g.to(SUMS), to_middle, input_precision=SUM_PRECISION)
     up = tl.exp2(middle)
     down = tl.exp2(-middle)
-    q = tl.trans(load_masked(q_ptr, lane, is_lane, K < BK)).to(tl.float32)
-    k = tl.trans(load_masked(k_ptr, lane, is_lane, K < BK)).to(tl.float32)
-    reads = (q * up).to(OPERAND)
-    erase = (k * up).to(OPERAND)
+    k = tl.trans(load_masked(k_ptr, column, is_column, K < BK)).to(tl.float32)
     writes = (k * down).to(OPERAND)
-
+    erase = (k * up).to(OPERAND)
     d_own = tl.sum(d_writes * writes.to(tl.float32), 1)
-    d_reads = d_reads * q_norm[None, :]
     d_erase = d_erase * k_norm[None, :]
-    d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
     d_erase = tl.dot(writes, tl.trans(gram), acc=d_erase, input_precision=PRECISION)
-    d_writes = tl.dot(reads, mix, acc=d_writes, input_precision=PRECISION)
     d_writes = tl.dot(erase, gram, acc=d_writes, input_precision=PRECISION)
+    q = tl.trans(load_masked(q_ptr, column, is_column, K < BK)).to(tl.float32)
+    reads = (q * up).to(OPERAND)
+    d_reads = d_reads * q_norm[None, :]
+    d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
+    d_writes = tl.dot(reads, mix, acc=d_writes, input_precision=PRECISION)
     x = reads.to(tl.float32) * d_reads + erase.to(tl.float32) * d_erase
     x -= writes.to(tl.float32) * d_writes
     d_q = d_reads * up + d_self[None, :] * k
     d_k = d_erase * up + d_writes * down + d_self[None, :] * q
-    q_rest = q_norm * inverse_scale
-    d_q -= q * (tl.sum(q * d_q, 0) * q_rest * q_rest)[None, :]
-    d_k -= k * (tl.sum(k * d_k, 0) * k_norm * k_norm)[None, :]
-    out_offset = ((first + i) * num_heads + head) * K + lane
-    tl.store(d_q_ptr + out_offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
-    tl.store(d_k_ptr + out_offset, tl.trans(d_k.to(d_k_ptr.dtype.element_ty)), mask=is_in)
+    q_along = tl.sum(q * d_q, 0)
+    k_along = tl.sum(k * d_k, 0)
+    offset = out_offset + column
+    is_in = is_row[:, None] & is_column
+    tl.store(d_q_ptr + offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
+    tl.store(d_k_ptr + offset, tl.trans(d_k.to(d_k_ptr.dtype.element_ty)), mask=is_in)
 
     # The gate is loaded again, rather than kept in registers. One of -inf has share 0 and no part.
-    gate = tl.trans(load_masked(gate_ptr, lane, is_lane, K < BK)).to(tl.float32)
+    gate = tl.trans(load_masked(gate_ptr, column, is_column, K < BK)).to(tl.float32)
     gate = tl.maximum(gate, -1e30)
     share = log_decay(gate, bias, rate * -LOG2_E, inverse_bound) * inverse_bound
     d_g = _running_sum(x, BT, OPERAND, SUM_PRECISION) + d_own[:, None] + d_whole[:, None]
     d_z = d_g * (share - share * share) * (lower_bound * rate)
     d_z = tl.where(is_row[None, :], d_z, 0.0)
     d_gate = tl.trans(d_z.to(d_gate_ptr.dtype.element_ty))
-    tl.store(d_gate_ptr + out_offset, d_gate, mask=is_in)
-    sum_ptr += pid * 2 * K + channel
-    tl.store(sum_ptr, tl.sum(d_z, 1), mask=is_channel)
-    tl.store(sum_ptr + K, tl.sum(d_z * (gate + bias), 1), mask=is_channel)
+    tl.store(d_gate_ptr + offset, d_gate, mask=is_in)
+    tl.store(sum_ptr + channel, tl.sum(d_z, 1), mask=is_channel)
+    tl.store(sum_ptr + K + channel, tl.sum(d_z * (gate + bias), 1), mask=is_channel)
+
+    # The norms' part needs sums over all channels: the last program of a chunk and head to come
+    # here takes it off, whichever it is, from sums added in order.
+    along_ptr += pid * NUM_BLOCKS * 2 * BT + row
+    tl.store(along_ptr + part * 2 * BT, q_along)
+    tl.store(along_ptr + part * 2 * BT + BT, k_along)
+    tl.debug_barrier()
+    num_done = tl.atomic_add(done_ptr + pid, 1, sem="acq_rel")
+    tl.debug_barrier()
+    if num_done == NUM_BLOCKS - 1:
+        tl.store(done_ptr + pid, 0)
+        for start in tl.static_range(0, BK, BC):
+            at = (start + tl.arange(0, BC))[None, :]
+            mask = is_row[:, None] & (at < K)
+            out = out_offset + at
+            q_rest = q_norm * inverse_scale
+            _take_off(q_ptr + at, d_q_ptr + out, along_ptr, q_rest, mask, BT, NUM_BLOCKS)
+            _take_off(k_ptr + at, d_k_ptr + out, along_ptr + BT, k_norm, mask, BT, NUM_BLOCKS)

@@ -64,7 +64,7 @@ def test_lengths(lengths, device):
     assert worst(draw(lengths, 2, 16, 16, device), lengths) < TOLERANCE
 
 
-@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64)])
+@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64), (72, 16)])
 def test_head_dimensions(num_k, num_v, device):
     assert worst(draw((70,), 1, num_k, num_v, device), (70,)) < TOLERANCE
 
