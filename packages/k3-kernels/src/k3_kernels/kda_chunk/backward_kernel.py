@@ -228,10 +228,12 @@ def chunk_backward_kernel(
     d_reads = d_reads * q_norm[None, :]
     d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
     d_writes = tl.dot(reads, mix, acc=d_writes, input_precision=PRECISION)
-    x = reads.to(tl.float32) * d_reads + erase.to(tl.float32) * d_erase
-    x -= writes.to(tl.float32) * d_writes
-    d_q = d_reads * up + d_self[None, :] * k
-    d_k = d_erase * up + d_writes * down + d_self[None, :] * q
+    d_reads *= up
+    d_erase *= up
+    d_writes *= down
+    x = q * d_reads + k * (d_erase - d_writes)
+    d_q = d_reads + d_self[None, :] * k
+    d_k = d_erase + d_writes + d_self[None, :] * q
     q_along = tl.sum(q * d_q, 0)
     k_along = tl.sum(k * d_k, 0)
     offset = out_offset + column
