@@ -100,13 +100,13 @@ def stages(
         precision,
     )
     plan = backward.plan_of(call, own)
-    _, _, saved = backward.forward_and_states(call, own, plan, (), None)
+    o, _, saved = backward.forward_and_states(call, own, plan, (), None)
     blocks = blocks or choose_backward_blocks(dim, dim, precision)
-    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks, blocks)
+    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks)
     d_o, grads = torch.randn_like(v), backward.make_gradients(call, own, plan, None)
     recompute = partial(backward.recompute, call, own, part, saved, space)
     reverse = partial(backward.run_reverse, call, part, space, d_o, grads, blocks)
-    chunks = partial(backward.run_chunks, call, own, part, space, d_o, grads, blocks)
+    chunks = partial(backward.run_chunks, call, own, part, space, o, d_o, grads, blocks)
     recompute(), reverse()
     return {
         "recompute": (recompute, len(plan.slabs)),
@@ -121,15 +121,15 @@ def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
     for values, warps, depth in ((64, 4, 2), (64, 4, 3), (32, 4, 2), (32, 4, 3)):
         yield "reverse", replace(start, values=values, few_values=values, warps=warps, stages=depth)
     for channels, values, warps, depth, cap in (
-        (64, 64, 4, 2, 168),
-        (64, 64, 4, 1, 168),
         (64, 32, 4, 2, 168),
-        (64, 128, 4, 2, 168),
-        (64, 64, 4, 2, 128),
+        (64, 64, 4, 2, 168),
+        (64, 16, 4, 2, 168),
+        (64, 32, 4, 3, 168),
         (64, 32, 4, 2, 128),
+        (64, 32, 4, 2, None),
         (64, 64, 4, 2, None),
-        (64, 128, 4, 2, None),
-        (64, 64, 8, 2, 128),
+        (32, 32, 4, 2, 168),
+        (128, 64, 8, 2, None),
         (128, 128, 8, 2, None),
     ):
         own = {"channels": channels, "chunk_values": values, "chunk_warps": warps}

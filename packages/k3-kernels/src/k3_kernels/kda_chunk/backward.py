@@ -1,6 +1,6 @@
 """kda_chunk with gradients on Triton: what is saved, and the backward slab by slab.
 
-Saved are the inputs as they came and float32 states at the starts of stretches. A slab of the
+Saved are the inputs as they came, o, and float32 states at the starts of stretches. A slab of the
 backward, the last one first, runs prep and the scan of the forward again, now keeping the state and
 the deltas of every chunk, then the reverse scan (backward_scan.py), then the kernel of everything
 else (backward_kernel.py). Two workspaces alternate: on a GPU the reverse scan, which waits for its
@@ -10,7 +10,7 @@ Floor at T = 8192, H = 96, K = V = 128, bf16, what has to be read and written: q
 four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: prep 1.3 GB, scan 1.6 GB,
 reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Measured on an H200: recompute 1.01 ms,
 reverse scan 0.74 ms, forward 0.78 ms; the last kernel took 2.58 ms before it was cut into blocks of
-channels.
+channels and took the norms' part from o.
 A reverse scan of few heads could be cut into segments as the forward is (the composition of their
 maps transposed); until it is, a slab's pieces are whole, and few heads take smaller blocks of V.
 Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, C chunks,
@@ -57,14 +57,11 @@ from k3_kernels.once import refuse_second_derivative
 
 
 class Workspace(NamedTuple):
-    """Of a slab; kept and d_state: of every chunk and head. along, done: for the last kernel, sums
-    of its blocks of channels, and how many are there, 0 between launches."""
+    """Of a slab; kept and d_state: of every chunk and head."""
 
     tiles: Tiles
     kept: Kept
     d_state_CHVK: Tensor
-    along_CHX: Tensor
-    done_CH: Tensor
 
 
 class Gradients(NamedTuple):
@@ -105,7 +102,7 @@ class _KdaChunk(torch.autograd.Function):
         )
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, saved_EHVK)
+        ctx.save_for_backward(*inputs, saved_EHVK, o_THV)
         return o_THV, final_NHVK
 
     @staticmethod
@@ -113,9 +110,9 @@ class _KdaChunk(torch.autograd.Function):
         ctx: Any, d_o_THV: Tensor | None, d_final_NHVK: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("kda_chunk")
-        *tensors, saved_EHVK = ctx.saved_tensors
+        *tensors, saved_EHVK, o_THV = ctx.saved_tensors
         inputs = Inputs(*tensors)
-        grads = _backward(ctx.call, inputs, saved_EHVK, d_o_THV, d_final_NHVK)
+        grads = _backward(ctx.call, inputs, saved_EHVK, o_THV, d_o_THV, d_final_NHVK)
         needs = ctx.needs_input_grad[3:]
         return (
             None,
@@ -172,6 +169,7 @@ def _backward(
     call: Call,
     inputs: Inputs,
     saved_EHVK: Tensor,
+    o_THV: Tensor,
     d_o_THV: Tensor | None,
     d_final_NHVK: Tensor | None,
 ) -> tuple[Tensor, ...]:
@@ -181,7 +179,7 @@ def _backward(
     plan = plan_of(call, inputs)
     d_o_THV = torch.zeros_like(v) if d_o_THV is None else last_contiguous(d_o_THV)
     grads = make_gradients(call, inputs, plan, d_final_NHVK)
-    _run_slabs(call, inputs, plan, saved_EHVK, d_o_THV, grads)
+    _run_slabs(call, inputs, plan, saved_EHVK, o_THV, d_o_THV, grads)
     d_q, d_k = grads[:2]
     if num_key_heads != num_heads:
         groups = (num_key_heads, num_heads // num_key_heads)
@@ -227,6 +225,7 @@ def _run_slabs(
     inputs: Inputs,
     plan: BackwardPlan,
     saved_EHVK: Tensor,
+    o_THV: Tensor,
     d_o_THV: Tensor,
     grads: Gradients,
 ) -> None:
@@ -235,7 +234,7 @@ def _run_slabs(
     inputs = inputs._replace(q_TGK=q, k_TGK=k, v_THV=v, gate_THK=gate)
     blocks = choose_backward_blocks(q.shape[2], v.shape[2], call.precision)
     slabs = plan.slabs[::-1]
-    spaces = [make_workspace(call, inputs, plan.most_chunks, blocks) for _ in slabs[:2]]
+    spaces = [make_workspace(call, inputs, plan.most_chunks) for _ in slabs[:2]]
     is_pipeline = v.device.type == "cuda" and len(slabs) > 1
     own = torch.cuda.current_stream(v.device) if is_pipeline else None
     other = scan_stream(v.device) if is_pipeline else None
@@ -252,12 +251,11 @@ def _run_slabs(
         if n > 0:
             if own is not None:
                 own.wait_event(done[n - 1])
-            run_chunks(call, inputs, slabs[n - 1], spaces[(n - 1) % 2], d_o_THV, grads, blocks)
+            part, space = slabs[n - 1], spaces[(n - 1) % 2]
+            run_chunks(call, inputs, part, space, o_THV, d_o_THV, grads, blocks)
 
 
-def make_workspace(
-    call: Call, inputs: Inputs, num_chunks: int, blocks: BackwardBlocks
-) -> Workspace:
+def make_workspace(call: Call, inputs: Inputs, num_chunks: int) -> Workspace:
     """Room for the largest slab."""
     device, operand = inputs.v_THV.device, call.precision.operand
     num_heads, num_v, num_k = inputs.state_shape
@@ -267,11 +265,7 @@ def make_workspace(
         torch.empty(*lead, rows, width, dtype=operand, device=device) for _ in range(2)
     )
     delta = torch.empty(*lead, rows, call.blocks.chunk, dtype=operand, device=device)
-    num_blocks = width // min(blocks.channels, width)
-    sums = (*lead, num_blocks * 2 * call.blocks.chunk)
-    along = torch.empty(sums, dtype=torch.float32, device=device)
-    done = torch.zeros(lead, dtype=torch.int32, device=device)
-    return Workspace(tiles, Kept(state, delta), d_state, along, done)
+    return Workspace(tiles, Kept(state, delta), d_state)
 
 
 def recompute(
@@ -343,12 +337,13 @@ def run_chunks(
     inputs: Inputs,
     part: ReverseSlab,
     space: Workspace,
+    o_THV: Tensor,
     d_o_THV: Tensor,
     grads: Gradients,
     blocks: BackwardBlocks,
 ) -> None:
     """The other gradients of the chunks of a slab."""
-    q, k, _, gate, beta, A_log_H, dt_bias_HK, _ = inputs
+    q, k, v, gate, beta, A_log_H, dt_bias_HK, _ = inputs
     num_heads, num_v, num_k = grads.d_state_NHVK.shape[1:]
     slab, precision = part.slab, call.precision
     if slab.num_chunks == 0 or num_heads == 0:
@@ -362,6 +357,8 @@ def run_chunks(
         beta,
         A_log_H.contiguous(),
         dt_bias_HK.contiguous(),
+        v,
+        o_THV,
         d_o_THV,
         grads.d_v_THV,
         slab.chunks,
@@ -373,13 +370,11 @@ def run_chunks(
         grads.d_gate_THK,
         grads.d_beta_TH,
         grads.sum_CH2K[part.first_chunk :],
-        space.along_CHX,
-        space.done_CH,
         num_heads,
         width,
         call.lower_bound,
         1.0 / call.scale if call.scale else 0.0,
-        *(s for x in (q, k, gate, beta, d_o_THV) for s in x.stride()[:2]),
+        *(s for x in (q, k, gate, beta, v, d_o_THV) for s in x.stride()[:2]),
         GROUP=num_heads // q.shape[1],
         K=num_k,
         V=num_v,

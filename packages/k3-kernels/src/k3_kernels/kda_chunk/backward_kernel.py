@@ -23,16 +23,20 @@ Then the gate, dz = dg bound p (1 - p) e^A_log, and the norms, dq -= q (q dq) / 
 and dz z over the tokens of a chunk go out, for dt_bias and A_log; they are added in a fixed order
 later. The sum of x is one product with a triangle of ones; 16-bit operands are split in two for it.
 
-A program takes BC channels of a chunk and head, and all of its values; only the norms join the
-channels. It writes dq and dk without their part, and the last of the programs of a chunk takes that
-off, while they are in the cache. The [chunk, chunk] products are made by each: a tenth of its work.
+The norms need no sum over channels. o is linear in a query, and the delta rule d = beta (v - S k)
+in a key where it reads the state and where it writes, so with unit keys
 
-Floor at T = 8192, H = 96, K = V = 128, bf16: M and B 1.6 GB, q, k, gate, dO, dv, D and three
-results 1.8 GB, at 4.25 TB/s 0.80 ms; 0.14 TFLOP. One program for all channels, of 8 warps with 255
+    q dq = o dO,    k dk = 2 d dv / beta - v dv
+
+Hence blocks of BC channels are apart, each over all values of a chunk and head. The
+[chunk, chunk] products are made by each program: a tenth of its work.
+
+Floor at T = 8192, H = 96, K = V = 128, bf16: M and B 1.6 GB, q, k, v, gate, o, dO, dv, D and three
+results 2.2 GB, at 4.25 TB/s 0.90 ms; 0.14 TFLOP. One program for all channels, of 8 warps with 255
 registers and alone on its multiprocessor, took 2.58 ms on an H200: 186 programs in a row of 23 500
 cycles each, of which 6 600 issue its 26 000 instructions of warps; the others wait. Two at 128
 registers spilled 190 values and took 3.63 ms. Blocks of 64 channels, 4 warps and 168 registers
-issue 31 000 and fit three times, 12 warps that wait apart. Predicted 1.7 to 2.0 ms.
+fit three times, 12 warps that wait apart. Predicted 1.6 to 1.9 ms.
 Legend: K, V channels, BT chunk, BK, BV, BC blocks.
 """
 
@@ -59,18 +63,6 @@ def _running_sum(x_t, BT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit
-def _take_off(x_ptr, grad_ptr, along_ptr, norm, mask, BT: tl.constexpr, NUM_BLOCKS: tl.constexpr):
-    """grad -= x (x grad) / |x|^2, from the sums of x grad of the blocks of channels."""
-    along = tl.load(along_ptr, cache_modifier=".cg")
-    for n in tl.static_range(1, NUM_BLOCKS):
-        along += tl.load(along_ptr + n * 2 * BT, cache_modifier=".cg")
-    along *= norm * norm
-    x = tl.load(x_ptr, mask=mask, other=0.0).to(tl.float32)
-    grad = tl.load(grad_ptr, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    tl.store(grad_ptr, (grad - x * along[:, None]).to(grad_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def chunk_backward_kernel(
     q_ptr,
     k_ptr,
@@ -78,6 +70,8 @@ def chunk_backward_kernel(
     beta_ptr,
     A_log_ptr,
     dt_bias_ptr,
+    v_ptr,
+    o_ptr,
     d_o_ptr,
     d_v_ptr,
     chunk_ptr,
@@ -90,8 +84,6 @@ def chunk_backward_kernel(
     d_gate_ptr,
     d_beta_ptr,
     sum_ptr,
-    along_ptr,
-    done_ptr,
     num_heads,
     num_values,
     lower_bound,
@@ -104,6 +96,8 @@ def chunk_backward_kernel(
     stride_gh,
     stride_bt,
     stride_bh,
+    stride_vt,
+    stride_vh,
     stride_ot,
     stride_oh,
     GROUP: tl.constexpr,
@@ -122,10 +116,9 @@ def chunk_backward_kernel(
 ):
     """chunk_ptr: int64 [chunks, 3], first token, tokens, (unused). vector_ptr: prep's. state_ptr,
     d_state_ptr: [chunks, heads, num_values, BK], M and B; delta_ptr: [chunks, heads, num_values,
-    BT], D^T; num_values: V rounded up. d_v_ptr, d_q_ptr, d_k_ptr, d_gate_ptr: contiguous [T, value
-    heads, channels]; d_beta_ptr: [T, heads]; sum_ptr: float32 [chunks, heads, 2, K], sums of dz
-    and dz z. inverse_scale: of the queries. along_ptr: float32 [chunks, heads, BK / BC, 2, BT], for
-    sums of q dq and k dk; done_ptr: int32 [chunks, heads], zeros before and after. Grid: chunks x
+    BT], D^T; num_values: V rounded up. o_ptr, d_v_ptr, d_q_ptr, d_k_ptr, d_gate_ptr: contiguous
+    [T, value heads, channels]; d_beta_ptr: [T, heads]; sum_ptr: float32 [chunks, heads, 2, K], sums
+    of dz and dz z. inverse_scale: of the queries. Grid: chunks x
     value heads x blocks of channels."""
     NUM_BLOCKS: tl.constexpr = BK // BC
     part = tl.program_id(0) % NUM_BLOCKS
@@ -139,24 +132,33 @@ def chunk_backward_kernel(
     j = row[None, :]
     is_row = row < count
 
+    v_ptr += first * stride_vt + head * stride_vh
     d_o_ptr += first * stride_ot + head * stride_oh
     d_v_ptr += (first * num_heads + head) * V
+    o_ptr += (first * num_heads + head) * V
     delta_ptr += pid * num_values * BT
     state_ptr += pid * num_values * BK
     d_state_ptr += pid * num_values * BK
     lane = tl.arange(0, BV)
-    o_offset = i * stride_ot + lane[None, :]
-    v_offset = i * (num_heads * V) + lane[None, :]
+    d_o_offset = i * stride_ot + lane[None, :]
+    d_v_offset = i * (num_heads * V) + lane[None, :]
+    v_offset = i * stride_vt + lane[None, :]
     delta_offset = lane[:, None] * BT + j
     mix = tl.zeros((BT, BT), dtype=tl.float32)
     gram = tl.zeros((BT, BT), dtype=tl.float32)
+    q_along = tl.zeros((BT,), dtype=tl.float32)
+    k_along = tl.zeros((BT,), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
-        d_o = tl.load(d_o_ptr + block + o_offset, mask=is_value, other=0.0).to(OPERAND)
-        d_v = tl.load(d_v_ptr + block + v_offset, mask=is_value, other=0.0).to(OPERAND)
+        d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0)
+        d_v = tl.load(d_v_ptr + block + d_v_offset, mask=is_value, other=0.0)
         delta_t = tl.load(delta_ptr + block * BT + delta_offset)
-        mix = tl.dot(d_o, delta_t, acc=mix, input_precision=PRECISION)
-        gram = tl.dot(d_v, delta_t, acc=gram, input_precision=PRECISION)
+        o = tl.load(o_ptr + block + d_v_offset, mask=is_value, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + block + v_offset, mask=is_value, other=0.0).to(tl.float32)
+        mix = tl.dot(d_o.to(OPERAND), delta_t, acc=mix, input_precision=PRECISION)
+        gram = tl.dot(d_v.to(OPERAND), delta_t, acc=gram, input_precision=PRECISION)
+        q_along += tl.sum(o * d_o.to(tl.float32), 1)
+        k_along += tl.sum(v * d_v.to(tl.float32), 1)
 
     # Norms: k_norm is -1 / |k|, q_norm scale / |q|.
     vector_ptr += pid * VECTORS + BK
@@ -168,14 +170,16 @@ def chunk_backward_kernel(
     beta_offset = (first + row) * stride_bt + head * stride_bh
     beta = tl.load(beta_ptr + beta_offset, mask=is_row, other=0.0).to(tl.float32)
     beta = 1.0 / (1.0 + tl.exp2(beta * -LOG2_E))
-    d_beta = tl.sum(tl.where(i == j, gram, 0.0), 1) * (beta - 1.0)
-    d_beta = d_beta / (k_norm * k_norm * tl.maximum(beta, 1e-30))
+    erased = tl.sum(tl.where(i == j, gram, 0.0), 1) / tl.maximum(beta, 1e-30)
+    d_beta = erased * (beta - 1.0) / (k_norm * k_norm)
     d_beta_ptr += (first + row) * num_heads + head
     tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row & (part == 0))
+    q_along *= q_norm * q_norm * (inverse_scale * inverse_scale)
+    k_along = k_along * -(k_norm * k_norm) - 2.0 * erased
     mix = tl.where(i > j, mix, 0.0).to(OPERAND)
     gram = tl.where(i > j, gram, 0.0).to(OPERAND)
 
-    # A block of channels of its own; the gate is on its way while the states come.
+    # The gate of a block of channels is on its way while the states come.
     token = first + tl.minimum(row, count - 1)[:, None]
     q_ptr += token * stride_qt + (head // GROUP) * stride_qh
     k_ptr += token * stride_kt + (head // GROUP) * stride_kh
@@ -203,8 +207,8 @@ def chunk_backward_kernel(
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         state = tl.load(state_ptr + block * BK + state_offset)
         d_state = tl.load(d_state_ptr + block * BK + state_offset)
-        d_o = tl.load(d_o_ptr + block + o_offset, mask=is_value, other=0.0).to(OPERAND)
-        d_v = tl.load(d_v_ptr + block + v_offset, mask=is_value, other=0.0).to(OPERAND)
+        d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0).to(OPERAND)
+        d_v = tl.load(d_v_ptr + block + d_v_offset, mask=is_value, other=0.0).to(OPERAND)
         delta_t = tl.load(delta_ptr + block * BT + delta_offset)
         d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
         d_erase = tl.dot(tl.trans(state), tl.trans(d_v), acc=d_erase, input_precision=PRECISION)
@@ -232,10 +236,8 @@ def chunk_backward_kernel(
     d_erase *= up
     d_writes *= down
     x = q * d_reads + k * (d_erase - d_writes)
-    d_q = d_reads + d_self[None, :] * k
-    d_k = d_erase + d_writes + d_self[None, :] * q
-    q_along = tl.sum(q * d_q, 0)
-    k_along = tl.sum(k * d_k, 0)
+    d_q = d_reads + d_self[None, :] * k - q_along[None, :] * q
+    d_k = d_erase + d_writes + d_self[None, :] * q - k_along[None, :] * k
     offset = out_offset + column
     is_in = is_row[:, None] & is_column
     tl.store(d_q_ptr + offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
@@ -252,21 +254,3 @@ def chunk_backward_kernel(
     tl.store(d_gate_ptr + offset, d_gate, mask=is_in)
     tl.store(sum_ptr + channel, tl.sum(d_z, 1), mask=is_channel)
     tl.store(sum_ptr + K + channel, tl.sum(d_z * (gate + bias), 1), mask=is_channel)
-
-    # The norms' part needs sums over all channels: the last program of a chunk and head to come
-    # here takes it off, whichever it is, from sums added in order.
-    along_ptr += pid * NUM_BLOCKS * 2 * BT + row
-    tl.store(along_ptr + part * 2 * BT, q_along)
-    tl.store(along_ptr + part * 2 * BT + BT, k_along)
-    tl.debug_barrier()
-    num_done = tl.atomic_add(done_ptr + pid, 1, sem="acq_rel")
-    tl.debug_barrier()
-    if num_done == NUM_BLOCKS - 1:
-        tl.store(done_ptr + pid, 0)
-        for start in tl.static_range(0, BK, BC):
-            at = (start + tl.arange(0, BC))[None, :]
-            mask = is_row[:, None] & (at < K)
-            out = out_offset + at
-            q_rest = q_norm * inverse_scale
-            _take_off(q_ptr + at, d_q_ptr + out, along_ptr, q_rest, mask, BT, NUM_BLOCKS)
-            _take_off(k_ptr + at, d_k_ptr + out, along_ptr + BT, k_norm, mask, BT, NUM_BLOCKS)
