@@ -7,10 +7,12 @@ from k3_core.ops.kda_chunk.reference import kda_chunk as reference
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
 from k3_kernels.kda_chunk.backward_plan import make_backward_plan
-from k3_kernels.kda_chunk.config import Blocks
+from k3_kernels.kda_chunk.config import Blocks, Precision
 from k3_kernels.kda_chunk.op import kda_chunk
 
 ONE = Blocks(16, 16)
+HALF = Precision(torch.float16, torch.float16, torch.float16, "tf32", "tf32x3", -20.0)
+"""Operands of 16 bits that the interpreter knows, for gates whose decays they hold."""
 TOLERANCE = 1e-4
 NAMES = ("q", "k", "v", "gate", "beta", "A_log", "dt_bias", "state")
 
@@ -27,11 +29,11 @@ def draw(lengths, heads, num_k, num_v, device, dtype=torch.float32, gate=(1.0, 0
     return args, [v.act(total, heads, num_v), v.full(len(lengths), heads, num_v, num_k, scale=0.3)]
 
 
-def run(op, args, lengths, d_results, needs=NAMES, **options):
+def run(op, args, lengths, d_results, needs=NAMES, lower_bound=-5.0, **options):
     """Results and gradients; one of None has no gradient. Options go to the op."""
     leaves = [x.detach().requires_grad_(name in needs) for name, x in zip(NAMES, args, strict=True)]
     offsets = torch.tensor([0, *lengths], device=args[0].device).cumsum(0)
-    named = {"lower_bound": -5.0, "cu_seqlens_N1": offsets, "output_final_state": True}
+    named = {"lower_bound": lower_bound, "cu_seqlens_N1": offsets, "output_final_state": True}
     results = op(*leaves[:7], **named, initial_state_NHVK=leaves[7], **options)
     pairs = [(y, d) for y, d in zip(results, d_results, strict=True) if d is not None]
     torch.autograd.backward([y for y, _ in pairs], [d for _, d in pairs])
@@ -43,11 +45,12 @@ def filled(grads, args):
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, args, strict=True)]
 
 
-def errors(args, d_results, lengths, **options):
+def errors(args, d_results, lengths, lower_bound=-5.0, **options):
     """Relative errors of the gradients, by name."""
-    results, grads = run(kda_chunk, args, lengths, d_results, **options)
+    bound = {"lower_bound": lower_bound}
+    results, grads = run(kda_chunk, args, lengths, d_results, **bound, **options)
     wide = [None if d is None else d.double() for d in d_results]
-    expected, exact = run(reference, [x.double() for x in args], lengths, wide)
+    expected, exact = run(reference, [x.double() for x in args], lengths, wide, **bound)
     exact = filled(exact, args)
     for x, grad in zip(args, grads, strict=True):
         assert grad.dtype == x.dtype and grad.shape == x.shape
@@ -99,6 +102,22 @@ def test_value_heads_share_key_heads(device):
 def test_float16(gate, device):
     inputs = draw((100, 29), 2, 32, 32, device, torch.float16, gate)
     assert worst(inputs, (100, 29)) < 5e-3
+
+
+def test_rounding_of_a_pair_cancels_before_both(device):
+    inputs = draw((130,), 2, 32, 32, device, torch.float16)
+    options = {"lower_bound": -1.0, "precision": HALF, "blocks": Blocks(16, 32)}
+    found = errors(*inputs, (130,), **options)
+    assert max(found["A_log"], found["dt_bias"]) < 6e-4
+    assert max(found.values()) < 1e-3
+
+
+@pytest.mark.parametrize("logits", [(-25.0,), (-25.0, -60.0, 0.0), (-60.0, 4.0)])
+def test_small_betas(logits, device):
+    args, d_results = draw((70,), 2, 16, 16, device, gate=(1.0, -4.0))
+    args[4] = torch.tensor(logits, device=device).repeat(140)[:140].view(70, 2).contiguous()
+    args[7].mul_(0.1)
+    assert worst((args, d_results), (70,)) < TOLERANCE
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter has no bfloat16")
