@@ -118,7 +118,7 @@ def chunk_backward_kernel(
     PRECISION: tl.constexpr,
     SUM_PRECISION: tl.constexpr,
 ):
-    """chunk_ptr: int64 [chunks, 3], first token, tokens, (unused). vector_ptr: prep's. state_ptr,
+    """chunk_ptr: int64 [chunks, 4], first token, tokens, (unused). vector_ptr: prep's. state_ptr,
     d_state_ptr: [chunks, heads, num_values, BK], M and B; delta_ptr: [chunks, heads, num_values,
     BT], D^T; num_values: V rounded up. o_ptr, d_v_ptr, d_q_ptr, d_k_ptr, d_gate_ptr: contiguous
     [T, value heads, channels]; d_beta_ptr: [T, heads]; sum_ptr: float32 [chunks, heads, 2, K], sums
@@ -129,8 +129,8 @@ def chunk_backward_kernel(
     pid = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
-    first = tl.load(chunk_ptr + 3 * chunk)
-    count = tl.load(chunk_ptr + 3 * chunk + 1).to(tl.int32)
+    first = tl.load(chunk_ptr + 4 * chunk)
+    count = tl.load(chunk_ptr + 4 * chunk + 1).to(tl.int32)
     row = tl.arange(0, BT)
     i = row[:, None]
     j = row[None, :]

@@ -179,6 +179,7 @@ def run_pieces(
             for x in (initial, final, transition, sizes, exports, *(kept or (None, None)))
         ),
         num_heads,
+        slab.most_runs,
         precision.forget or 0.0,
         *v_THV.stride()[:2],
         *output.stride()[:2],
@@ -195,8 +196,8 @@ def run_pieces(
         HAS_INITIAL=initial is not None,
         HAS_CARRY=has_carry,
         HAS_FINAL=final is not None and kept is None,
-        HAS_EXPORTS=exports is not None,
-        IS_UNEVEN=slab.is_uneven,
+        HAS_EXPORTS=exports is not None and slab.is_cut,
+        IS_CUT=slab.is_cut,
         IS_SUMMARY=maps is not None,
         IS_KEPT=kept is not None,
         MAX_CHUNKS=max_chunks,

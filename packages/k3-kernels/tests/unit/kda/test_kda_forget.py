@@ -40,7 +40,7 @@ def prepared(args, segment_chunks, precision=IEEE):
 def test_no_chunk_leaves_more_of_a_state_than_its_bound(gate, device):
     args = draw(device, gate)
     slab, tiles = prepared(args, 2)
-    ends = [0, *(first + count for first, count, _ in slab.chunks.tolist())]
+    ends = [0, *(first + count for first, count, *_ in slab.chunks.tolist())]
     M, _ = exact_maps(
         *(x.double() for x in args[1:]),
         lower_bound=BOUND,
