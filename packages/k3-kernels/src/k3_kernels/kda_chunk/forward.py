@@ -14,7 +14,7 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk.choose import choose_segments, choose_slabs
 from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
-from k3_kernels.kda_chunk.launch import Gates, run_plan
+from k3_kernels.kda_chunk.launch import Gates, KeptTiles, run_plan
 from k3_kernels.kda_chunk.plan import make_plan
 
 
@@ -40,7 +40,8 @@ class Inputs(NamedTuple):
 class Call:
     """What else a call is made of; None where the planner chooses.
 
-    backward_slabs, stretch: of the backward (backward_plan.py); stretch is in chunks.
+    The last four are of the backward (backward_plan.py): stretch and reverse_chunks, of a segment
+    of the reverse scan (0: uncut), in chunks; keeps_tiles: whether the forward saves its tiles.
     """
 
     lengths: tuple[int, ...]
@@ -53,6 +54,8 @@ class Call:
     num_slabs: int | None = None
     backward_slabs: int | None = None
     stretch: int | None = None
+    reverse_chunks: int | None = None
+    keeps_tiles: bool | None = None
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -67,8 +70,10 @@ def run_forward(
     inputs: Inputs,
     offsets: tuple[tuple[int, ...], ...],
     exports_EHVK: Tensor | None,
+    kept: KeptTiles | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """o and the final state; the states after `offsets` go to `exports_EHVK`."""
+    """o and the final state; the states after `offsets` go to `exports_EHVK`, the tiles of all
+    chunks to `kept`."""
     device, blocks, lengths = inputs.q_TGK.device, call.blocks, call.lengths
     num_heads, num_v = inputs.v_THV.shape[1:]
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
@@ -95,5 +100,6 @@ def run_forward(
         exports_EHVK,
         blocks,
         call.precision,
+        kept,
     )
     return o_THV, final if call.has_final else None

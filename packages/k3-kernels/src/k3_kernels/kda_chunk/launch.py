@@ -49,6 +49,13 @@ class Tiles(NamedTuple):
     vector_CHX: Tensor
 
 
+class KeptTiles(NamedTuple):
+    """Tiles of all chunks, for the backward; has_bound: whether it needs prep's bounds."""
+
+    tiles: Tiles
+    has_bound: bool
+
+
 class Maps(NamedTuple):
     """Affine maps of pieces; see scan.py. kept: 0 where map is zero, None where nothing forgets."""
 
@@ -65,6 +72,14 @@ class Kept(NamedTuple):
     delta_CHRT: Tensor
 
 
+def tile_sizes(num_k: int, has_reads: bool, blocks: Blocks) -> tuple[int, int]:
+    """Operands and float32 numbers in the workspace of a chunk and head."""
+    chunk, width = blocks.chunk, block_width(num_k)
+    size = (3 if has_reads else 2) * chunk * width + (2 if has_reads else 1) * chunk * chunk
+    # The bound is one number; rows stay aligned.
+    return size, width + 2 * chunk + 16
+
+
 def make_tiles(
     device: torch.device,
     num_heads: int,
@@ -75,13 +90,16 @@ def make_tiles(
     precision: Precision,
 ) -> Tiles:
     """A workspace; without reads it has no room for the last two tiles."""
-    chunk, width = blocks.chunk, block_width(num_k)
-    size = (3 if has_reads else 2) * chunk * width + (2 if has_reads else 1) * chunk * chunk
+    size, num_floats = tile_sizes(num_k, has_reads, blocks)
     shape = (num_chunks, num_heads)
     tiles = torch.empty(*shape, size, dtype=precision.operand, device=device)
-    # The bound is one number; rows stay aligned.
-    vectors = torch.empty(*shape, width + 2 * chunk + 16, dtype=torch.float32, device=device)
+    vectors = torch.empty(*shape, num_floats, dtype=torch.float32, device=device)
     return Tiles(tiles, vectors)
+
+
+def cut_tiles(tiles: Tiles, counts: list[int]) -> list[Tiles]:
+    """Of consecutive slabs of so many chunks."""
+    return [Tiles(*x) for x in zip(*(x.split(counts) for x in tiles), strict=True)]
 
 
 def run_prep(
@@ -93,10 +111,12 @@ def run_prep(
     tiles: Tiles,
     blocks: Blocks,
     precision: Precision,
+    has_bound: bool = False,
 ) -> None:
     """Fill the tiles of every chunk and value head; without q, only what the state needs.
 
-    The last dimensions of q, k and the gate are contiguous.
+    The last dimensions of q, k and the gate are contiguous. has_bound: whether a backward needs
+    the bounds that the maps of segments take.
     """
     num_k, num_heads = k_THK.shape[2], gates.gate_THK.shape[1]
     if slab.num_chunks == 0 or num_heads == 0:
@@ -125,7 +145,7 @@ def run_prep(
         VECTORS=tiles.vector_CHX.shape[2],
         STAGES=blocks.prep_stages,
         HAS_READS=q_THK is not None,
-        HAS_BOUND=_can_forget(slab, precision),
+        HAS_BOUND=_can_forget(slab, precision) or (has_bound and precision.forget is not None),
         OPERAND=TRITON[precision.operand],
         SUMS=TRITON[precision.sums],
         SOLVE=TRITON[precision.solve],
@@ -207,6 +227,17 @@ def run_pieces(
     )
 
 
+def make_maps(shape: tuple[int, int, int, int], can_forget: bool, device: torch.device) -> Maps:
+    """Room for the maps of J pieces; shape: J, H, V, K."""
+    num_maps, num_heads, num_v, num_k = shape
+    sizes = ((num_heads, num_k, num_k), (num_heads, num_v, num_k))
+    maps, shifts = (
+        torch.empty(num_maps, *size, dtype=torch.float32, device=device) for size in sizes
+    )
+    kept = torch.empty(num_maps, num_heads, dtype=torch.int32, device=device)
+    return Maps(maps, shifts, kept if can_forget else None)
+
+
 def run_maps(
     v_THV: Tensor,
     tiles: Tiles,
@@ -219,45 +250,35 @@ def run_maps(
 ) -> Maps:
     """The affine maps of pieces, by their final index. The last dimension of v is contiguous."""
     num_heads, num_v = v_THV.shape[1:]
-    maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
-    shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
-    kept = None
-    if _can_forget(slab, precision):
-        kept = v_THV.new_empty(num_maps, num_heads, dtype=torch.int32)
-    result = Maps(maps, shifts, kept)
+    shape = (num_maps, num_heads, num_v, num_k)
+    result = make_maps(shape, _can_forget(slab, precision), v_THV.device)
     run_pieces(
         v_THV, None, tiles, slab, pieces, None, None, result, None, False, num_k, blocks, precision
     )
     return result
 
 
-def _start_states(
-    v_THV: Tensor,
-    tiles: Tiles,
-    slab: Slab,
+def run_combine(
+    maps: Maps,
+    parts: Tensor,
     initial: Tensor | None,
     final: Tensor | None,
-    num_k: int,
+    has_carry: bool,
     blocks: Blocks,
     precision: Precision,
 ) -> Tensor:
-    """The states [J, H, V, K] that the segments of a slab start from."""
-    segments = slab.segments
-    assert segments is not None
-    num_heads, num_v = v_THV.shape[1:]
-    maps, shifts, kept = run_maps(
-        v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision
-    )
-    starts = torch.empty_like(shifts)
+    """The states [J, H, V, K] that the segments of `parts` (plan.py) start from."""
+    num_heads, num_v, num_k = maps.shift_JHVK.shape[1:]
+    starts = torch.empty_like(maps.shift_JHVK)
     num_blocks = -(-num_v // blocks.combine_values)
-    combine_kernel[((segments.parts.shape[0] - 1) * num_heads * num_blocks,)](
+    combine_kernel[((parts.shape[0] - 1) * num_heads * num_blocks,)](
         starts if initial is None else initial,
-        maps,
-        shifts,
-        maps if kept is None else kept,
+        maps.map_JHKK,
+        maps.shift_JHVK,
+        maps.map_JHKK if maps.kept_JH is None else maps.kept_JH,
         starts,
         starts if final is None else final,
-        segments.parts,
+        parts,
         num_heads,
         K=num_k,
         V=num_v,
@@ -265,8 +286,8 @@ def _start_states(
         BV=blocks.combine_values,
         NUM_BLOCKS=num_blocks,
         HAS_INITIAL=initial is not None,
-        HAS_CARRY=slab.has_carry,
-        HAS_BOUND=kept is not None,
+        HAS_CARRY=has_carry,
+        HAS_BOUND=maps.kept_JH is not None,
         PRECISION=precision.map_dot,
         num_warps=8,
         num_stages=1,
@@ -289,9 +310,11 @@ def run_scan(
     """The tokens of a slab of o [T, H, V]; `final` [N, H, V, K] and `exports` [E, H, V, K] receive
     states when given. A slab that goes on with a sequence takes its state from `final`."""
     pieces, has_carry = slab.pieces, slab.has_carry
-    if slab.segments is not None:
-        initial = _start_states(v_THV, tiles, slab, initial, final, num_k, blocks, precision)
-        pieces, has_carry = slab.segments.runs, False
+    segments = slab.segments
+    if segments is not None:
+        maps = run_maps(v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision)
+        initial = run_combine(maps, segments.parts, initial, final, has_carry, blocks, precision)
+        pieces, has_carry = segments.runs, False
     run_pieces(
         v_THV,
         o_THV,
@@ -327,26 +350,31 @@ def run_plan(
     exports: Tensor | None,
     blocks: Blocks,
     precision: Precision,
+    kept: KeptTiles | None = None,
 ) -> Tensor:
-    """o [T, H, V] of all slabs; states as in run_scan."""
+    """o [T, H, V] of all slabs; states as in run_scan. Tiles of all chunks go to `kept`."""
     num_k, num_heads = q_THK.shape[2], v_THV.shape[1]
     q_THK, k_THK, v_THV = (last_contiguous(x) for x in (q_THK, k_THK, v_THV))
     gates = gates._replace(gate_THK=last_contiguous(gates.gate_THK))
     o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    most = max((slab.num_chunks for slab in plan.slabs), default=0)
-    workspaces = [
-        make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
-        for _ in plan.slabs[:2]
-    ]
+    if kept is None:
+        most = max((slab.num_chunks for slab in plan.slabs), default=0)
+        workspaces = [
+            make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
+            for _ in plan.slabs[:2]
+        ]
+    else:
+        workspaces = cut_tiles(kept.tiles, [slab.num_chunks for slab in plan.slabs])
     is_pipeline = v_THV.device.type == "cuda" and len(plan.slabs) > 1
     own = torch.cuda.current_stream(v_THV.device) if is_pipeline else None
     other = scan_stream(v_THV.device) if is_pipeline else None
     free: list[torch.cuda.Event] = []
     for n, slab in enumerate(plan.slabs):
-        tiles = workspaces[n % 2]
-        if own is not None and n >= 2:
-            own.wait_event(free[n - 2])
-        run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision)
+        tiles = workspaces[n % len(workspaces)]
+        if own is not None and n >= len(workspaces):
+            own.wait_event(free[n - len(workspaces)])
+        has_bound = kept is not None and kept.has_bound
+        run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision, has_bound)
         if own is not None and other is not None:
             other.wait_event(own.record_event())
         with nullcontext() if other is None else torch.cuda.stream(other):

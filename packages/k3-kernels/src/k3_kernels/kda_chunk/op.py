@@ -72,12 +72,15 @@ def kda_chunk(
     num_slabs: int | None = None,
     backward_slabs: int | None = None,
     stretch: int | None = None,
+    reverse_chunks: int | None = None,
+    keeps_tiles: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """KDA over packed sequences; arguments and results as `k3_core.ops.kda_chunk.KdaChunk`.
 
     `precision`, `blocks`, `segment_chunks` (most chunks of a segment, 0 = never cut) and
     `num_slabs` (of the pipeline of prep and scan) replace what the tables and the planner choose;
-    so do `backward_slabs` and `stretch` (chunks between saved states) for the backward.
+    so do `backward_slabs`, `stretch` (chunks between saved states), `reverse_chunks` (of a segment
+    of the reverse scan) and `keeps_tiles` (the forward's) for the backward.
     """
     args = (q_TGK, k_TGK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
     check_inputs("kda_chunk", *args, lower_bound, is_grouped=True)
@@ -101,6 +104,8 @@ def kda_chunk(
         num_slabs,
         backward_slabs,
         stretch,
+        reverse_chunks,
+        keeps_tiles,
     )
     inputs = Inputs(*args, initial_state_NHVK)
     if needs_grad(*inputs):

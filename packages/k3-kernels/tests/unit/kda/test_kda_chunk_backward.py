@@ -86,8 +86,37 @@ def test_slabs_and_stretches(slabs, stretch, num_slabs, device):
     assert worst(inputs, lengths, **options, blocks=ONE, segment_chunks=2) < TOLERANCE
 
 
+@pytest.mark.parametrize("gate", [(1.0, -6.0), (1.0, 3.0)])
+@pytest.mark.parametrize("slabs, size", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("keeps_tiles", [False, True])
+def test_segments_of_the_reverse_scan(slabs, size, keeps_tiles, gate, device):
+    lengths = (50, 0, 17, 83)
+    options = {"backward_slabs": slabs, "reverse_chunks": size, "keeps_tiles": keeps_tiles}
+    inputs = draw(lengths, 2, 16, 24, device, gate=gate)
+    assert worst(inputs, lengths, **options, blocks=ONE, num_slabs=slabs) < TOLERANCE
+
+
+def test_segments_of_the_reverse_scan_are_taken_last_first():
+    plan = make_backward_plan((100, 0, 40), 16, 8, 3, 1, torch.device("cpu"))
+    (slab,) = plan.slabs
+    assert plan.has_maps and slab.segments.parts.tolist() == [[0, 0], [3, 2], [4, 0]]
+    runs = sorted(slab.segments.runs.table.tolist(), key=lambda row: row[4])
+    assert [row[2:] for row in runs] == [[6, 1, 0, -1], [3, 3, 1, -1], [0, 3, 2, 0], [7, 3, 3, 2]]
+    assert sorted(row[4] for row in slab.segments.maps.table.tolist()) == [0, 1]
+
+
+def test_whole_sequences_start_from_their_own_gradient():
+    plan = make_backward_plan((100, 0, 40), 16, 8, 0, 2, torch.device("cpu"))
+    rows = [slab.segments.runs.table.tolist() for slab in plan.slabs]
+    assert not plan.has_maps
+    assert [[row[2:] for row in slab] for slab in rows] == [
+        [[0, 5, 0, 0]],
+        [[2, 3, 2, 2], [0, 2, 0, 0]],
+    ]
+
+
 def test_saved_states_are_the_starts_of_stretches():
-    plan = make_backward_plan((100, 0, 40), 16, 2, 2, torch.device("cpu"))
+    plan = make_backward_plan((100, 0, 40), 16, 2, 0, 2, torch.device("cpu"))
     assert plan.offsets == ((32, 64, 80), (), (32,)) and plan.num_chunks == 10
     starts = [sorted(s.stretches.table[:, 4].tolist()) for s in plan.slabs]
     assert starts == [[-2, -1, 0], [-4, -3, 2]]
