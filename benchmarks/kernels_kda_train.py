@@ -25,8 +25,14 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk import backward
 from k3_kernels.kda_chunk.backward_config import BackwardBlocks, choose_backward_blocks
+from k3_kernels.kda_chunk.backward_launch import (
+    keep_states,
+    make_slab_tiles,
+    run_chunks,
+    run_reverse,
+)
 from k3_kernels.kda_chunk.config import PRECISIONS, choose_blocks
-from k3_kernels.kda_chunk.forward import Call, Inputs
+from k3_kernels.kda_chunk.forward import Call, Inputs, Saves
 
 ROWS = (
     kda.Chunked("T=8192 H=96", (8192,), 96, (5320, 6050), (4500, 4500)),
@@ -80,39 +86,54 @@ def errors(row: kda.Chunked, gate: str, dtype: torch.dtype, device: str, dim: in
     found = {}
     for name, a, b in zip(("o", *NAMES), *results, strict=True):
         a = a[:2] if name in ("A_log", "dt_bias") else a[:, :2]
-        found[name] = float((a.double() - b).norm() / b.norm())
+        found[name] = float((a.detach().double() - b).norm() / b.detach().norm())
     return found
 
 
-def stages(
-    row: kda.Chunked, inputs: kda.Inputs, blocks: BackwardBlocks | None = None
-) -> dict[str, tuple[Callable[[], object], int]]:
-    """The launches of a slab of the backward by stage, each with the number of slabs."""
-    q, _, v = inputs.args[:3]
-    dim, precision = q.shape[-1], PRECISIONS[q.dtype]
-    own = Inputs(*inputs.args, None)
-    call = Call(
-        row.lengths,
-        kda.LOWER_BOUND,
-        dim**-0.5,
-        False,
-        choose_blocks(dim, dim, precision),
-        precision,
-    )
-    plan = backward.plan_of(call, own)
-    o, _, saved = backward.forward_and_states(call, own, plan, (), None)
-    blocks = blocks or choose_backward_blocks(dim, dim, precision)
-    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks)
-    d_o, grads = torch.randn_like(v), backward.make_gradients(call, own, plan, None)
-    recompute = partial(backward.recompute, call, own, part, saved, space)
-    reverse = partial(backward.run_reverse, call, part, space, d_o, grads, blocks)
-    chunks = partial(backward.run_chunks, call, own, part, space, o, d_o, grads, blocks)
-    recompute(), reverse()
-    return {
-        "recompute": (recompute, len(plan.slabs)),
-        "reverse": (reverse, len(plan.slabs)),
-        "chunks": (chunks, len(plan.slabs)),
-    }
+class Stages:
+    """A slab of the backward of a row, part by part; `count` slabs make the row."""
+
+    def __init__(self, row: kda.Chunked, inputs: kda.Inputs, **options: object) -> None:
+        q, _, v = inputs.args[:3]
+        dim, precision = q.shape[-1], PRECISIONS[q.dtype]
+        blocks = choose_blocks(dim, dim, precision)
+        settings = (row.lengths, kda.LOWER_BOUND, dim**-0.5, False, blocks, precision)
+        self.call = Call(*settings, **options)  # type: ignore[arg-type]
+        self.inputs = Inputs(*inputs.args, None)
+        self.blocks = choose_backward_blocks(dim, dim, precision)
+        self.plan = backward.plan_of(self.call, self.inputs)
+        self.part, self.count = self.plan.slabs[0], len(self.plan.slabs)
+        self.record = backward.make_record(self.call, self.inputs, self.plan)
+        self.o, _, self.saved = self.forward()
+        self.space = backward.make_workspaces(self.call, self.inputs, self.plan, self.record)[-1]
+        self.d_o = torch.randn_like(v)
+        self.grads = backward.make_gradients(self.call, self.inputs, self.plan, None)
+        for run in (self.prep, self.kept, self.reverse, self.chunks):
+            run()
+
+    def forward(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """All slabs, with what the backward wants."""
+        return backward.forward_and_states(self.call, self.inputs, self.plan, (), None, self.record)
+
+    def prep(self) -> None:
+        """Only where tiles are not saved."""
+        if self.record is None:
+            make_slab_tiles(self.call, self.inputs, self.part, self.space.tiles)
+
+    def kept(self) -> None:
+        """Only where states are not saved."""
+        if self.saved is not None:
+            keep_states(self.call, self.inputs, self.part, self.saved, self.space)
+
+    def reverse(self, blocks: BackwardBlocks | None = None) -> None:
+        """From the state that the last call left, which no time depends on."""
+        own = blocks or self.blocks
+        run_reverse(self.call, self.part, self.space, self.d_o, self.grads, own)
+
+    def chunks(self, blocks: BackwardBlocks | None = None) -> None:
+        """The last kernel."""
+        rest = (self.o, self.d_o, self.grads, blocks or self.blocks)
+        run_chunks(self.call, self.inputs, self.part, self.space, *rest)
 
 
 def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
@@ -121,15 +142,11 @@ def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
     for values, warps, depth in ((64, 4, 2), (64, 4, 3), (32, 4, 2), (32, 4, 3)):
         yield "reverse", replace(start, values=values, few_values=values, warps=warps, stages=depth)
     for channels, values, warps, depth, cap in (
-        (64, 32, 4, 2, 168),
-        (64, 64, 4, 2, 168),
-        (64, 16, 4, 2, 168),
         (64, 32, 4, 3, 168),
-        (64, 32, 4, 2, 128),
-        (64, 32, 4, 2, None),
-        (64, 64, 4, 2, None),
-        (32, 32, 4, 2, 168),
-        (128, 64, 8, 2, None),
+        (64, 32, 4, 2, 168),
+        (64, 32, 4, 4, 168),
+        (64, 64, 4, 2, 168),
+        (64, 32, 4, 3, None),
         (128, 128, 8, 2, None),
     ):
         own = {"channels": channels, "chunk_values": values, "chunk_warps": warps}
@@ -151,8 +168,10 @@ def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:
         "public_us": row.public_us[column],
         "target_us": row.target_us[column],
     }
-    for name, (stage, count) in stages(row, inputs).items():
-        result[f"{name}_us"] = count * timing.graph_us([stage], repeats)
+    stages = Stages(row, inputs)
+    result["forward_us"] = timing.graph_us([stages.forward], repeats)
+    for name in ("prep", "kept", "reverse", "chunks"):
+        result[f"{name}_us"] = stages.count * timing.graph_us([getattr(stages, name)], repeats)
     return result
 
 
@@ -161,11 +180,12 @@ def run_sweep(repeats: int) -> Iterator[dict]:
     heads; failures are kept."""
     for row, names in ((ROWS[0], ("chunks", "reverse")), (ROWS[2], ("reverse",))):
         inputs = kda.draw_chunked(row, "fast", torch.bfloat16, "cuda", kda.HEAD_DIM)
+        stages = Stages(row, inputs)
         for name, blocks in (x for x in sweep() if x[0] in names):
             result: dict = {"row": row.name, "stage": name, "blocks": str(blocks)}
             try:
-                stage, count = stages(row, inputs, blocks)[name]
-                result["us"] = count * timing.graph_us([stage], repeats)
+                stage = partial(getattr(stages, name), blocks)
+                result["us"] = stages.count * timing.graph_us([stage], repeats)
             except Exception as error:  # a tile that does not fit the chip is a result
                 result["failure"] = f"{type(error).__name__}: {error}"[:200]
             yield result
@@ -176,8 +196,8 @@ def dry_run() -> None:
     row = kda.Chunked("dry", (70, 9), 2, (0, 0), (0, 0))
     for gate in kda.GATES:
         print(gate, errors(row, gate, torch.float16, "cpu", 32))
-    for stage, _ in stages(row, kda.draw_chunked(row, "fast", torch.float16, "cpu", 32)).values():
-        stage()
+    for saves in Saves:
+        Stages(row, kda.draw_chunked(row, "fast", torch.float16, "cpu", 32), saves=saves)
     print(f"{len(list(sweep()))} tiles in the sweep")
 
 

@@ -1,18 +1,17 @@
 """kda_chunk with gradients on Triton: what is saved, and the backward slab by slab.
 
-Saved are the inputs as they came, o, and float32 states at the starts of stretches. A slab of the
-backward, the last one first, runs prep and the scan of the forward again, now keeping the state and
-the deltas of every chunk, then the reverse scan (backward_scan.py), then the kernel of everything
+Saved are the inputs as they came, o, float32 states at the starts of stretches and, while all that
+stays below inputs and gradients (backward_plan.choose_saves), prep's tiles, or tiles, states and
+deltas of every chunk. A slab of the backward, the last one first, makes what was not saved by prep
+and the scan of the forward, then the reverse scan (backward_scan.py), then the kernel of everything
 else (backward_kernel.py). Two workspaces alternate: on a GPU the reverse scan, which waits for its
-own chain, runs on a second stream beside the other kernels of the slabs around it.
+own chain, runs on a second stream beside the other kernels of the slabs around it. Few heads cut
+it into segments, whose maps are composed last first.
 
 Floor at T = 8192, H = 96, K = V = 128, bf16, what has to be read and written: q, k, v, gate, dO and
-four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: prep 1.3 GB, scan 1.6 GB,
-reverse scan 1.9 GB, the last kernel 3.4 GB, 1.95 ms. Measured on an H200: recompute 1.01 ms,
-reverse scan 0.74 ms, forward 0.78 ms; the last kernel took 2.58 ms before it was cut into blocks of
-channels and took the norms' part from o.
-A reverse scan of few heads could be cut into segments as the forward is (the composition of their
-maps transposed); until it is, a slab's pieces are whole, and few heads take smaller blocks of V.
+four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: scan 1.6 GB, reverse scan
+1.9 GB, the last kernel 3.7 GB, 1.7 ms; prep 1.3 GB where its tiles are not saved. Measured on an
+H200: prep 0.48 ms, scan 0.48 ms, reverse scan 0.74 ms, the last kernel 2.16 ms, forward 0.78 ms.
 Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, C chunks,
 E saved states.
 """
@@ -28,6 +27,7 @@ from torch import Tensor
 from k3_kernels.kda_chunk.backward_config import choose_backward_blocks
 from k3_kernels.kda_chunk.backward_launch import (
     Gradients,
+    Workspace,
     keep_states,
     make_slab_tiles,
     make_workspace,
@@ -35,26 +35,36 @@ from k3_kernels.kda_chunk.backward_launch import (
     run_reverse,
 )
 from k3_kernels.kda_chunk.backward_plan import (
-    KEPT_BYTES,
     STRETCH,
     BackwardPlan,
     choose_backward_slabs,
+    choose_saves,
     make_backward_plan,
 )
 from k3_kernels.kda_chunk.choose import REVERSE, choose_segments
 from k3_kernels.kda_chunk.config import block_width
-from k3_kernels.kda_chunk.forward import Call, Inputs, num_multiprocessors, run_forward
-from k3_kernels.kda_chunk.launch import (
-    KeptTiles,
-    Tiles,
-    cut_tiles,
-    make_tiles,
-    scan_stream,
-    tile_sizes,
+from k3_kernels.kda_chunk.forward import (
+    Call,
+    Inputs,
+    Saves,
+    num_multiprocessors,
+    run_forward,
 )
+from k3_kernels.kda_chunk.launch import scan_stream
 from k3_kernels.kda_chunk.plan import send_table
+from k3_kernels.kda_chunk.workspace import (
+    Kept,
+    Record,
+    Tiles,
+    chunk_bytes,
+    cut_chunks_of,
+    make_kept,
+    make_tiles,
+)
 from k3_kernels.launch import last_contiguous
 from k3_kernels.once import refuse_second_derivative
+
+NONE = (None, None)
 
 
 def run_with_gradients(
@@ -79,14 +89,14 @@ class _KdaChunk(torch.autograd.Function):
         inputs = Inputs(*tensors)  # type: ignore[arg-type]
         plan = plan_of(call, inputs)
         # A state exported inside a chunk of the backward cuts the forward's elsewhere.
-        kept = None if any(offsets) else room_for_tiles(call, inputs, plan)
+        record = None if any(offsets) else make_record(call, inputs, plan)
         o_THV, final_NHVK, saved_EHVK = forward_and_states(
-            call, inputs, plan, offsets, checkpoints_EHVK, kept
+            call, inputs, plan, offsets, checkpoints_EHVK, record
         )
         ctx.call = call
         ctx.set_materialize_grads(False)
-        tiles = (None, None) if kept is None else kept.tiles
-        ctx.save_for_backward(*inputs, saved_EHVK, o_THV, *tiles)
+        tiles, kept, _ = record or (None, None, False)
+        ctx.save_for_backward(*inputs, saved_EHVK, o_THV, *(tiles or NONE), *(kept or NONE))
         return o_THV, final_NHVK
 
     @staticmethod
@@ -94,10 +104,14 @@ class _KdaChunk(torch.autograd.Function):
         ctx: Any, d_o_THV: Tensor | None, d_final_NHVK: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("kda_chunk")
-        *tensors, saved_EHVK, o_THV, tile_CHX, vector_CHX = ctx.saved_tensors
-        inputs = Inputs(*tensors)
-        tiles = None if tile_CHX is None else Tiles(tile_CHX, vector_CHX)
-        grads = _backward(ctx.call, inputs, saved_EHVK, tiles, o_THV, d_o_THV, d_final_NHVK)
+        *tensors, saved_EHVK, o_THV, tile_CHX, vector_CHX, state_CHRL, delta_CHRT = (
+            ctx.saved_tensors
+        )
+        inputs, record = Inputs(*tensors), None
+        if tile_CHX is not None:
+            kept = None if state_CHRL is None else Kept(state_CHRL, delta_CHRT)
+            record = Record(Tiles(tile_CHX, vector_CHX), kept, False)
+        grads = _backward(ctx.call, inputs, saved_EHVK, record, o_THV, d_o_THV, d_final_NHVK)
         needs = ctx.needs_input_grad[3:]
         return (
             None,
@@ -126,19 +140,21 @@ def plan_of(call: Call, inputs: Inputs) -> BackwardPlan:
     return make_backward_plan(lengths, blocks.chunk, stretch, reverse_chunks, num_slabs, device)
 
 
-def room_for_tiles(call: Call, inputs: Inputs, plan: BackwardPlan) -> KeptTiles | None:
-    """For the tiles of all chunks, where the forward saves them."""
-    num_heads, _, num_k = inputs.state_shape
-    sizes = tile_sizes(num_k, True, call.blocks)
-    each = sizes[0] * call.precision.operand.itemsize + sizes[1] * 4
-    keeps_tiles = call.keeps_tiles
-    if keeps_tiles is None:
-        keeps_tiles = plan.num_chunks * num_heads * each <= KEPT_BYTES
-    if not keeps_tiles:
+def make_record(call: Call, inputs: Inputs, plan: BackwardPlan) -> Record | None:
+    """Room for what the forward saves of all chunks."""
+    shape, num_chunks, device = inputs.state_shape, plan.num_chunks, inputs.q_TGK.device
+    rest = call.blocks, call.precision
+    saves = call.saves
+    if saves is None:
+        sizes = chunk_bytes(shape, *rest)
+        saves = choose_saves(sizes, num_chunks * shape[0], plan.most_chunks * shape[0])
+    if saves == Saves.NOTHING:
         return None
-    device, rest = inputs.q_TGK.device, (call.blocks, call.precision)
-    tiles = make_tiles(device, num_heads, num_k, plan.num_chunks, True, *rest)
-    return KeptTiles(tiles, plan.has_maps)
+    tiles = make_tiles(device, shape[0], shape[2], num_chunks, True, *rest)
+    kept = None
+    if saves == Saves.TILES_AND_STATES:
+        kept = make_kept(device, shape, num_chunks, *rest)
+    return Record(tiles, kept, plan.has_maps)
 
 
 def forward_and_states(
@@ -147,21 +163,23 @@ def forward_and_states(
     plan: BackwardPlan,
     offsets: tuple[tuple[int, ...], ...],
     checkpoints_EHVK: Tensor | None,
-    kept: KeptTiles | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """o, the final state, and the states [E, H, V, K] that the plan asks for."""
+    record: Record | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """o, the final state, and, unless all are kept, the states [E, H, V, K] that the plan wants."""
     device = inputs.q_TGK.device
-    if checkpoints_EHVK is None:
+    if record is not None and record.kept is not None:
+        return *run_forward(call, inputs, (), None, record), None
+    if checkpoints_EHVK is None or not any(offsets):
         num_saved = sum(map(len, plan.offsets))
         saved = torch.empty(num_saved, *inputs.state_shape, dtype=torch.float32, device=device)
         has_saved = num_saved > 0
         own = plan.offsets if has_saved else ()
-        return *run_forward(call, inputs, own, saved if has_saved else None, kept), saved
+        return *run_forward(call, inputs, own, saved if has_saved else None, record), saved
     merged = tuple(tuple(sorted({*a, *b})) for a, b in zip(offsets, plan.offsets, strict=True))
     numbers = {at: e for e, at in enumerate((n, t) for n, own in enumerate(merged) for t in own)}
     shape = (len(numbers), *inputs.state_shape)
     states = torch.empty(shape, dtype=torch.float32, device=device)
-    results = run_forward(call, inputs, merged, states, kept)
+    results = run_forward(call, inputs, merged, states, record)
 
     def chosen(wanted: tuple[tuple[int, ...], ...]) -> Tensor:
         rows = [numbers[n, t] for n, own in enumerate(wanted) for t in own]
@@ -174,8 +192,8 @@ def forward_and_states(
 def _backward(
     call: Call,
     inputs: Inputs,
-    saved_EHVK: Tensor,
-    tiles: Tiles | None,
+    saved_EHVK: Tensor | None,
+    record: Record | None,
     o_THV: Tensor,
     d_o_THV: Tensor | None,
     d_final_NHVK: Tensor | None,
@@ -186,7 +204,7 @@ def _backward(
     plan = plan_of(call, inputs)
     d_o_THV = torch.zeros_like(v) if d_o_THV is None else last_contiguous(d_o_THV)
     grads = make_gradients(call, inputs, plan, d_final_NHVK)
-    _run_slabs(call, inputs, plan, saved_EHVK, tiles, o_THV, d_o_THV, grads)
+    _run_slabs(call, inputs, plan, saved_EHVK, record, o_THV, d_o_THV, grads)
     d_q, d_k = grads[:2]
     if num_key_heads != num_heads:
         groups = (num_key_heads, num_heads // num_key_heads)
@@ -231,8 +249,8 @@ def _run_slabs(
     call: Call,
     inputs: Inputs,
     plan: BackwardPlan,
-    saved_EHVK: Tensor,
-    tiles: Tiles | None,
+    saved_EHVK: Tensor | None,
+    record: Record | None,
     o_THV: Tensor,
     d_o_THV: Tensor,
     grads: Gradients,
@@ -242,32 +260,41 @@ def _run_slabs(
     inputs = inputs._replace(q_TGK=q, k_TGK=k, v_THV=v, gate_THK=gate)
     blocks = choose_backward_blocks(q.shape[2], v.shape[2], call.precision)
     slabs = plan.slabs[::-1]
-    spaces = [make_workspace(call, inputs, plan.most_chunks, tiles) for _ in slabs[:2]]
-    given = None
-    if tiles is not None:
-        given = cut_tiles(tiles, [part.slab.num_chunks for part in plan.slabs])[::-1]
+    spaces = make_workspaces(call, inputs, plan, record)
     is_pipeline = v.device.type == "cuda" and len(slabs) > 0
     own = torch.cuda.current_stream(v.device) if is_pipeline else None
     other = scan_stream(v.device) if is_pipeline else None
     done: list[torch.cuda.Event] = []
     for n in range(len(slabs) + 1):
         if n < len(slabs):
-            part, space = slabs[n], spaces[n % 2]
-            if given is None:
+            part, space = slabs[n], spaces[n]
+            if record is None:
                 make_slab_tiles(call, inputs, part, space.tiles)
-            else:
-                space = space._replace(tiles=given[n])
             if own is not None and other is not None:
                 other.wait_event(own.record_event())
             with nullcontext() if other is None else torch.cuda.stream(other):
                 run_reverse(call, part, space, d_o_THV, grads, blocks)
             if other is not None:
                 done.append(other.record_event())
-            keep_states(call, inputs, part, saved_EHVK, space)
+            if saved_EHVK is not None:
+                keep_states(call, inputs, part, saved_EHVK, space)
         if n > 0:
             if own is not None:
                 own.wait_event(done[n - 1])
-            part, space = slabs[n - 1], spaces[(n - 1) % 2]
-            if given is not None:
-                space = space._replace(tiles=given[n - 1])
-            run_chunks(call, inputs, part, space, o_THV, d_o_THV, grads, blocks)
+            run_chunks(call, inputs, slabs[n - 1], spaces[n - 1], o_THV, d_o_THV, grads, blocks)
+
+
+def make_workspaces(
+    call: Call, inputs: Inputs, plan: BackwardPlan, record: Record | None
+) -> list[Workspace]:
+    """Of the slabs, the last first; two alternate, beside what was saved."""
+    counts = [part.slab.num_chunks for part in plan.slabs]
+    spaces = [make_workspace(call, inputs, plan.most_chunks, record) for _ in counts[:2]]
+    found = [spaces[n % 2] for n in range(len(counts))]
+    if record is not None:
+        given = cut_chunks_of(record.tiles, counts)[::-1]
+        found = [x._replace(tiles=tiles) for x, tiles in zip(found, given, strict=True)]
+    if record is not None and record.kept is not None:
+        states = cut_chunks_of(record.kept, counts)[::-1]
+        found = [x._replace(kept=kept) for x, kept in zip(found, states, strict=True)]
+    return found

@@ -35,7 +35,7 @@ _HALF = {
     16: BackwardBlocks(16, chunk_values=16),
     32: BackwardBlocks(32, chunk_values=32),
     64: BackwardBlocks(64),
-    # The cap spills 60 values, and lets a multiprocessor hold three programs of the last kernel:
+    # The cap spills 70 values, and lets a multiprocessor hold three programs of the last kernel:
     # one loads while the others compute.
     128: BackwardBlocks(64, chunk_values=32, chunk_stages=3, chunk_registers=168),
     256: BackwardBlocks(64, warps=8, chunk_registers=168),

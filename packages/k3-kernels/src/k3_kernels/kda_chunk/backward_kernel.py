@@ -150,8 +150,8 @@ def chunk_backward_kernel(
     delta_offset = lane[:, None] * BT + j
     mix = tl.zeros((BT, BT), dtype=tl.float32)
     gram = tl.zeros((BT, BT), dtype=tl.float32)
-    q_along = tl.zeros((BT,), dtype=tl.float32)
-    k_along = tl.zeros((BT,), dtype=tl.float32)
+    q_parts = tl.zeros((BT, BV), dtype=tl.float32)
+    k_parts = tl.zeros((BT, BV), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0)
@@ -161,8 +161,8 @@ def chunk_backward_kernel(
         v = tl.load(v_ptr + block + v_offset, mask=is_value, other=0.0).to(tl.float32)
         mix = tl.dot(d_o.to(OPERAND), delta_t, acc=mix, input_precision=PRECISION)
         gram = tl.dot(d_v.to(OPERAND), delta_t, acc=gram, input_precision=PRECISION)
-        q_along += tl.sum(o * d_o.to(tl.float32), 1)
-        k_along += tl.sum(v * d_v.to(tl.float32), 1)
+        q_parts += o * d_o.to(tl.float32)
+        k_parts += v * d_v.to(tl.float32)
 
     # Norms: k_norm is -1 / |k|, q_norm scale / |q|.
     vector_ptr += pid * VECTORS + BK
@@ -178,12 +178,12 @@ def chunk_backward_kernel(
     d_beta = erased * (beta - 1.0) / (k_norm * k_norm)
     d_beta_ptr += (first + row) * num_heads + head
     tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row & (part == 0))
-    q_along *= q_norm * q_norm * (inverse_scale * inverse_scale)
-    k_along = k_along * -(k_norm * k_norm) - 2.0 * erased
+    q_along = tl.sum(q_parts, 1) * q_norm * q_norm * (inverse_scale * inverse_scale)
+    k_along = tl.sum(k_parts, 1) * -(k_norm * k_norm) - 2.0 * erased
     mix = tl.where(i > j, mix, 0.0).to(OPERAND)
     gram = tl.where(i > j, gram, 0.0).to(OPERAND)
 
-    # The gate of a block of channels is on its way while the states come.
+    # What a block of channels needs of a token is on its way while the states come.
     token = first + tl.minimum(row, count - 1)[:, None]
     q_ptr += token * stride_qt + (head // GROUP) * stride_qh
     k_ptr += token * stride_kt + (head // GROUP) * stride_kh
@@ -199,6 +199,8 @@ def chunk_backward_kernel(
     is_channel = channel < K
     is_column = column < K
     gate = load_masked(gate_ptr, column, is_column, K < BK)
+    k_rows = load_masked(k_ptr, column, is_column, K < BK)
+    q_rows = load_masked(q_ptr, column, is_column, K < BK)
     bias = load_masked(dt_bias_ptr + head * K, channel, is_channel, K < BK).to(tl.float32)
     bias = bias[:, None]
 
@@ -206,7 +208,7 @@ def chunk_backward_kernel(
     d_reads = tl.zeros((BC, BT), dtype=tl.float32)
     d_erase = tl.zeros((BC, BT), dtype=tl.float32)
     d_writes = tl.zeros((BC, BT), dtype=tl.float32)
-    d_whole = tl.zeros((BC,), dtype=tl.float32)
+    whole_parts = tl.zeros((BV, BC), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         state = tl.load(state_ptr + block * BK + state_offset)
@@ -217,14 +219,15 @@ def chunk_backward_kernel(
         d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
         d_erase = tl.dot(tl.trans(state), tl.trans(d_v), acc=d_erase, input_precision=PRECISION)
         d_writes = tl.dot(tl.trans(d_state), delta_t, acc=d_writes, input_precision=PRECISION)
-        d_whole += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), 0)
+        whole_parts += state.to(tl.float32) * d_state.to(tl.float32)
+    d_whole = tl.sum(whole_parts, 0)
 
     # The operands of the forward, as prep.py makes them.
     g = log_decay(tl.trans(gate).to(tl.float32), bias, rate * -LOG2_E, inverse_bound)
     middle = tl.dot(g.to(SUMS), to_middle, input_precision=SUM_PRECISION)
     up = tl.exp2(middle)
     down = tl.exp2(-middle)
-    k = tl.trans(load_masked(k_ptr, column, is_column, K < BK)).to(tl.float32)
+    k = tl.trans(k_rows).to(tl.float32)
     writes = (k * down).to(OPERAND)
     erase = (k * up).to(OPERAND)
     d_own = tl.sum(d_writes * writes.to(tl.float32), 1)
@@ -233,7 +236,7 @@ def chunk_backward_kernel(
     d_writes = tl.dot(erase, gram, acc=d_writes, input_precision=PRECISION)
     x = erase.to(tl.float32) * d_erase
     d_k = d_erase * up - k_along[None, :] * k
-    q = tl.trans(load_masked(q_ptr, column, is_column, K < BK)).to(tl.float32)
+    q = tl.trans(q_rows).to(tl.float32)
     reads = (q * up).to(OPERAND)
     d_reads = d_reads * q_norm[None, :]
     d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)

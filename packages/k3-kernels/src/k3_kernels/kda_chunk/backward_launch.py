@@ -18,23 +18,22 @@ from k3_kernels.kda_chunk.backward_plan import ReverseSlab
 from k3_kernels.kda_chunk.backward_scan import reverse_kernel
 from k3_kernels.kda_chunk.config import block_width
 from k3_kernels.kda_chunk.forward import Call, Inputs
-from k3_kernels.kda_chunk.launch import (
-    TRITON,
-    Gates,
+from k3_kernels.kda_chunk.launch import TRITON, Gates, run_combine, run_pieces, run_prep
+from k3_kernels.kda_chunk.plan import Pieces
+from k3_kernels.kda_chunk.workspace import (
     Kept,
     Maps,
+    Record,
     Tiles,
+    make_kept,
     make_maps,
     make_tiles,
-    run_combine,
-    run_pieces,
-    run_prep,
 )
-from k3_kernels.kda_chunk.plan import Pieces
 
 
 class Workspace(NamedTuple):
-    """Of a slab; kept and d_state: of every chunk and head. tiles: saved ones, where there are."""
+    """Of a slab; kept and d_state: of every chunk and head. The first two are slices of what the
+    forward saved, where it did."""
 
     tiles: Tiles
     kept: Kept
@@ -53,18 +52,17 @@ class Gradients(NamedTuple):
     d_state_NHVK: Tensor
 
 
-def make_workspace(call: Call, inputs: Inputs, num_chunks: int, tiles: Tiles | None) -> Workspace:
-    """Room for a slab; for its tiles, unless they are given."""
-    device, operand = inputs.v_THV.device, call.precision.operand
-    num_heads, num_v, num_k = inputs.state_shape
-    lead, rows, width = (num_chunks, num_heads), block_width(num_v), block_width(num_k)
-    if tiles is None:
-        tiles = make_tiles(device, num_heads, num_k, num_chunks, True, call.blocks, call.precision)
-    state, d_state = (
-        torch.empty(*lead, rows, width, dtype=operand, device=device) for _ in range(2)
-    )
-    delta = torch.empty(*lead, rows, call.blocks.chunk, dtype=operand, device=device)
-    return Workspace(tiles, Kept(state, delta), d_state)
+def make_workspace(call: Call, inputs: Inputs, num_chunks: int, record: Record | None) -> Workspace:
+    """Room for what of a slab was not saved."""
+    device, shape, rest = inputs.v_THV.device, inputs.state_shape, (call.blocks, call.precision)
+    if record is None:
+        tiles = make_tiles(device, shape[0], shape[2], num_chunks, True, *rest)
+        return make_workspace(call, inputs, num_chunks, Record(tiles, None, False))
+    kept = record.kept or make_kept(device, shape, num_chunks, *rest)
+    rows, width = map(block_width, shape[1:])
+    size = (num_chunks, shape[0], rows, width)
+    d_state_CHVK = torch.empty(*size, dtype=call.precision.operand, device=device)
+    return Workspace(record.tiles, kept, d_state_CHVK)
 
 
 def make_slab_tiles(call: Call, inputs: Inputs, part: ReverseSlab, tiles: Tiles) -> None:

@@ -3,7 +3,7 @@
 A plan of several slabs runs as a pipeline: prep fills one of two workspaces while the scan, which
 waits for its own chain and leaves multiprocessors idle, reads the other, on a second stream.
 Legend: T packed tokens, N sequences, H value heads, K key, V value channels, C chunks of a slab,
-J segments, X what a chunk and head have in the workspace.
+J segments, E exported states.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
 from k3_kernels.kda_chunk.plan import Pieces, Plan, Slab
 from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
+from k3_kernels.kda_chunk.workspace import (
+    Kept,
+    Maps,
+    Record,
+    Tiles,
+    cut_chunks_of,
+    make_maps,
+    make_tiles,
+)
 from k3_kernels.launch import last_contiguous
 
 TRITON = {
@@ -40,66 +49,6 @@ class Gates(NamedTuple):
     A_log_H: Tensor
     dt_bias_HK: Tensor
     lower_bound: float
-
-
-class Tiles(NamedTuple):
-    """The workspace of a slab: what prep.py lists, side by side for each chunk and head."""
-
-    tile_CHX: Tensor
-    vector_CHX: Tensor
-
-
-class KeptTiles(NamedTuple):
-    """Tiles of all chunks, for the backward; has_bound: whether it needs prep's bounds."""
-
-    tiles: Tiles
-    has_bound: bool
-
-
-class Maps(NamedTuple):
-    """Affine maps of pieces; see scan.py. kept: 0 where map is zero, None where nothing forgets."""
-
-    map_JHKK: Tensor
-    shift_JHVK: Tensor
-    kept_JH: Tensor | None
-
-
-class Kept(NamedTuple):
-    """What a scan for the backward keeps of the chunks of a slab (scan.py); R, L: V and K rounded
-    up, C chunks, T tokens of a chunk."""
-
-    state_CHRL: Tensor
-    delta_CHRT: Tensor
-
-
-def tile_sizes(num_k: int, has_reads: bool, blocks: Blocks) -> tuple[int, int]:
-    """Operands and float32 numbers in the workspace of a chunk and head."""
-    chunk, width = blocks.chunk, block_width(num_k)
-    size = (3 if has_reads else 2) * chunk * width + (2 if has_reads else 1) * chunk * chunk
-    # The bound is one number; rows stay aligned.
-    return size, width + 2 * chunk + 16
-
-
-def make_tiles(
-    device: torch.device,
-    num_heads: int,
-    num_k: int,
-    num_chunks: int,
-    has_reads: bool,
-    blocks: Blocks,
-    precision: Precision,
-) -> Tiles:
-    """A workspace; without reads it has no room for the last two tiles."""
-    size, num_floats = tile_sizes(num_k, has_reads, blocks)
-    shape = (num_chunks, num_heads)
-    tiles = torch.empty(*shape, size, dtype=precision.operand, device=device)
-    vectors = torch.empty(*shape, num_floats, dtype=torch.float32, device=device)
-    return Tiles(tiles, vectors)
-
-
-def cut_tiles(tiles: Tiles, counts: list[int]) -> list[Tiles]:
-    """Of consecutive slabs of so many chunks."""
-    return [Tiles(*x) for x in zip(*(x.split(counts) for x in tiles), strict=True)]
 
 
 def run_prep(
@@ -177,7 +126,8 @@ def run_pieces(
     precision: Precision,
     kept: Kept | None = None,
 ) -> None:
-    """The scan of some pieces; with `kept` it makes no outputs and leaves `final` as it is."""
+    """The scan of some pieces; without o_THV it makes no outputs, and with `kept` in their place
+    leaves `final` as it is."""
     num_heads, num_v = v_THV.shape[1:]
     if pieces.count == 0 or num_heads == 0:
         return
@@ -215,27 +165,17 @@ def run_pieces(
         NUM_VALUE_BLOCKS=num_value_blocks,
         HAS_INITIAL=initial is not None,
         HAS_CARRY=has_carry,
-        HAS_FINAL=final is not None and kept is None,
+        HAS_FINAL=final is not None and (kept is None or o_THV is not None),
         HAS_EXPORTS=exports is not None and slab.is_cut,
         IS_CUT=slab.is_cut,
         IS_SUMMARY=maps is not None,
         IS_KEPT=kept is not None,
+        HAS_OUTPUT=o_THV is not None,
         MAX_CHUNKS=max_chunks,
         OPERAND=TRITON[precision.operand],
         PRECISION=precision.dot,
         num_warps=blocks.scan_warps,
     )
-
-
-def make_maps(shape: tuple[int, int, int, int], can_forget: bool, device: torch.device) -> Maps:
-    """Room for the maps of J pieces; shape: J, H, V, K."""
-    num_maps, num_heads, num_v, num_k = shape
-    sizes = ((num_heads, num_k, num_k), (num_heads, num_v, num_k))
-    maps, shifts = (
-        torch.empty(num_maps, *size, dtype=torch.float32, device=device) for size in sizes
-    )
-    kept = torch.empty(num_maps, num_heads, dtype=torch.int32, device=device)
-    return Maps(maps, shifts, kept if can_forget else None)
 
 
 def run_maps(
@@ -306,6 +246,7 @@ def run_scan(
     num_k: int,
     blocks: Blocks,
     precision: Precision,
+    kept: Kept | None = None,
 ) -> None:
     """The tokens of a slab of o [T, H, V]; `final` [N, H, V, K] and `exports` [E, H, V, K] receive
     states when given. A slab that goes on with a sequence takes its state from `final`."""
@@ -329,6 +270,7 @@ def run_scan(
         num_k,
         blocks,
         precision,
+        kept,
     )
 
 
@@ -350,21 +292,23 @@ def run_plan(
     exports: Tensor | None,
     blocks: Blocks,
     precision: Precision,
-    kept: KeptTiles | None = None,
+    record: Record | None = None,
 ) -> Tensor:
-    """o [T, H, V] of all slabs; states as in run_scan. Tiles of all chunks go to `kept`."""
+    """o [T, H, V] of all slabs; states as in run_scan. What a backward takes goes to `record`."""
     num_k, num_heads = q_THK.shape[2], v_THV.shape[1]
     q_THK, k_THK, v_THV = (last_contiguous(x) for x in (q_THK, k_THK, v_THV))
     gates = gates._replace(gate_THK=last_contiguous(gates.gate_THK))
     o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    if kept is None:
-        most = max((slab.num_chunks for slab in plan.slabs), default=0)
+    counts = [slab.num_chunks for slab in plan.slabs]
+    if record is None:
+        most = max(counts)
         workspaces = [
             make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
             for _ in plan.slabs[:2]
         ]
     else:
-        workspaces = cut_tiles(kept.tiles, [slab.num_chunks for slab in plan.slabs])
+        workspaces = cut_chunks_of(record.tiles, counts)
+    kept = None if record is None or record.kept is None else cut_chunks_of(record.kept, counts)
     is_pipeline = v_THV.device.type == "cuda" and len(plan.slabs) > 1
     own = torch.cuda.current_stream(v_THV.device) if is_pipeline else None
     other = scan_stream(v_THV.device) if is_pipeline else None
@@ -373,12 +317,24 @@ def run_plan(
         tiles = workspaces[n % len(workspaces)]
         if own is not None and n >= len(workspaces):
             own.wait_event(free[n - len(workspaces)])
-        has_bound = kept is not None and kept.has_bound
+        has_bound = record is not None and record.has_bound
         run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision, has_bound)
         if own is not None and other is not None:
             other.wait_event(own.record_event())
         with nullcontext() if other is None else torch.cuda.stream(other):
-            run_scan(v_THV, o_THV, tiles, slab, initial, final, exports, num_k, blocks, precision)
+            run_scan(
+                v_THV,
+                o_THV,
+                tiles,
+                slab,
+                initial,
+                final,
+                exports,
+                num_k,
+                blocks,
+                precision,
+                None if kept is None else kept[n],
+            )
         if other is not None:
             free.append(other.record_event())
     if own is not None and free:

@@ -24,8 +24,8 @@ States are exported between runs of chunks, not in the loop: a store in the loop
 shared memory, without which a multiprocessor holds two programs. Only the last chunk of a run can
 be short.
 
-For the backward (IS_KEPT) it makes no outputs, but keeps M and D^T of every chunk and head, whole
-and as the products took them: states [V, K], deltas [V, chunk], with V and K rounded up.
+For the backward (IS_KEPT), with or without outputs, it keeps M and D^T of every chunk and head, as
+the products took them: states [V, K], deltas [V, chunk], with V and K rounded up.
 Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
 """
 
@@ -74,6 +74,7 @@ def scan_kernel(
     IS_CUT: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
     IS_KEPT: tl.constexpr,
+    HAS_OUTPUT: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -177,7 +178,7 @@ def scan_kernel(
                 row_of_V = row_of_V * (NUM_BLOCKS * BV) + block * BV + tl.arange(0, BV)[:, None]
                 tl.store(states_ptr + row_of_V * BK + channel[None, :], operand)
                 tl.store(deltas_ptr + row_of_V * BT + row[None, :], delta)
-            elif not IS_SUMMARY:
+            if HAS_OUTPUT:
                 reads_ptr = tile_ptr + 2 * BT * BK + BT * BT
                 reads = tl.load(reads_ptr + tile_offset)
                 mix = tl.load(reads_ptr + BT * BK + pair_offset)

@@ -6,9 +6,11 @@ import torch
 from k3_core.ops.kda_chunk.reference import kda_chunk as reference
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
-from k3_kernels.kda_chunk.backward_plan import make_backward_plan
-from k3_kernels.kda_chunk.config import Blocks, Precision
+from k3_kernels.kda_chunk.backward_plan import choose_saves, make_backward_plan
+from k3_kernels.kda_chunk.config import BF16, Blocks, Precision
+from k3_kernels.kda_chunk.forward import Saves
 from k3_kernels.kda_chunk.op import kda_chunk
+from k3_kernels.kda_chunk.workspace import chunk_bytes
 
 ONE = Blocks(16, 16)
 HALF = Precision(torch.float16, torch.float16, torch.float16, "tf32", "tf32x3", -20.0)
@@ -82,16 +84,16 @@ def test_gates(gate, blocks, device):
 def test_slabs_and_stretches(slabs, stretch, num_slabs, device):
     lengths = (50, 0, 17, 35)
     options = {"backward_slabs": slabs, "stretch": stretch, "num_slabs": num_slabs}
+    options["saves"] = Saves.NOTHING
     inputs = draw(lengths, 1, 16, 16, device, gate=(1.0, -4.0))
     assert worst(inputs, lengths, **options, blocks=ONE, segment_chunks=2) < TOLERANCE
 
 
 @pytest.mark.parametrize("gate", [(1.0, -6.0), (1.0, 3.0)])
-@pytest.mark.parametrize("slabs, size", [(1, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("keeps_tiles", [False, True])
-def test_segments_of_the_reverse_scan(slabs, size, keeps_tiles, gate, device):
+@pytest.mark.parametrize("slabs, size, saves", [(1, 1, 0), (1, 2, 2), (2, 2, 0), (2, 2, 1)])
+def test_segments_of_the_reverse_scan(slabs, size, saves, gate, device):
     lengths = (50, 0, 17, 83)
-    options = {"backward_slabs": slabs, "reverse_chunks": size, "keeps_tiles": keeps_tiles}
+    options = {"backward_slabs": slabs, "reverse_chunks": size, "saves": Saves(saves)}
     inputs = draw(lengths, 2, 16, 24, device, gate=gate)
     assert worst(inputs, lengths, **options, blocks=ONE, num_slabs=slabs) < TOLERANCE
 
@@ -113,6 +115,25 @@ def test_whole_sequences_start_from_their_own_gradient():
         [[0, 5, 0, 0]],
         [[2, 3, 2, 2], [0, 2, 0, 0]],
     ]
+
+
+@pytest.mark.parametrize("saves", Saves)
+@pytest.mark.parametrize("num_slabs, slabs", [(1, 2), (3, 1)])
+def test_what_is_saved_changes_nothing(saves, num_slabs, slabs, device):
+    lengths = (50, 0, 17, 1)
+    args, d_results = draw(lengths, 2, 16, 24, device)
+    options = {"blocks": ONE, "num_slabs": num_slabs, "backward_slabs": slabs, "stretch": 1}
+    results = [run(kda_chunk, args, lengths, d_results, saves=s, **options) for s in (saves, None)]
+    for a, b in zip(*(x + tuple(y) for x, y in results), strict=True):
+        assert relative_error(a, b) < 1e-6
+
+
+def test_saved_memory_stays_below_inputs_and_gradients():
+    sizes = chunk_bytes((1, 128, 128), Blocks(32, 64), BF16)
+    assert choose_saves(sizes, 256 * 96, 64 * 96) == Saves.TILES
+    assert choose_saves(sizes, 2048 * 24, 256 * 24) == Saves.TILES_AND_STATES
+    assert choose_saves(sizes, 64 * 96, 64 * 96) == Saves.TILES_AND_STATES
+    assert choose_saves(sizes, 2048 * 96, 64 * 96) == Saves.NOTHING
 
 
 def test_saved_states_are_the_starts_of_stretches():
@@ -218,10 +239,11 @@ def test_empty(lengths, heads, device):
         assert torch.equal(grads[7], d_results[1])
 
 
-def test_poisoned_memory_and_determinism(device, monkeypatch):
+@pytest.mark.parametrize("saves", [Saves.NOTHING, Saves.TILES_AND_STATES])
+def test_poisoned_memory_and_determinism(saves, device, monkeypatch):
     lengths = (37, 0, 26)
     inputs = draw(lengths, 1, 24, 24, device)
-    options = {"backward_slabs": 2, "stretch": 1}
+    options = {"backward_slabs": 2, "stretch": 1, "saves": saves}
     _, first = run(kda_chunk, inputs[0], lengths, inputs[1], **options)
     made = torch.empty
 
