@@ -7,6 +7,7 @@ exported states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,16 @@ from k3_kernels.kda_chunk.choose import choose_segments, choose_slabs
 from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
 from k3_kernels.kda_chunk.launch import Gates, run_plan
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_chunk.workspace import Record
+
+
+class Saves(IntEnum):
+    """What a forward saves for its backward besides inputs, o and states at stretches; states are
+    those of every chunk, with the deltas, and save the stretches."""
+
+    NOTHING = 0
+    TILES = 1
+    TILES_AND_STATES = 2
 
 
 class Inputs(NamedTuple):
@@ -40,7 +51,8 @@ class Inputs(NamedTuple):
 class Call:
     """What else a call is made of; None where the planner chooses.
 
-    backward_slabs, stretch: of the backward (backward_plan.py); stretch is in chunks.
+    The last four are of the backward (backward_plan.py): stretch and reverse_chunks, of a segment
+    of the reverse scan (0: uncut), in chunks; saves: what the forward saves.
     """
 
     lengths: tuple[int, ...]
@@ -53,6 +65,8 @@ class Call:
     num_slabs: int | None = None
     backward_slabs: int | None = None
     stretch: int | None = None
+    reverse_chunks: int | None = None
+    saves: Saves | None = None
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -67,8 +81,10 @@ def run_forward(
     inputs: Inputs,
     offsets: tuple[tuple[int, ...], ...],
     exports_EHVK: Tensor | None,
+    record: Record | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """o and the final state; the states after `offsets` go to `exports_EHVK`."""
+    """o and the final state; the states after `offsets` go to `exports_EHVK`, what a
+    backward takes to `record`."""
     device, blocks, lengths = inputs.q_TGK.device, call.blocks, call.lengths
     num_heads, num_v = inputs.v_THV.shape[1:]
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
@@ -95,5 +111,6 @@ def run_forward(
         exports_EHVK,
         blocks,
         call.precision,
+        record,
     )
     return o_THV, final if call.has_final else None

@@ -11,9 +11,10 @@ from k3_core.ops.kda_chunk.inputs import check_inputs
 from k3_core.ops.kda_segment import AffineMap
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk.config import Blocks, Precision, choose_blocks
-from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_maps, run_prep
+from k3_kernels.kda_chunk.launch import Gates, run_maps, run_prep
 from k3_kernels.kda_chunk.op import check_bound, default_precision
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_chunk.workspace import make_tiles
 from k3_kernels.kda_segment import cpu as torch_segment
 from k3_kernels.launch import last_contiguous, needs_grad
 
