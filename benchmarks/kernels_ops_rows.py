@@ -361,6 +361,11 @@ ROWS = (
         None,
         WIDE_TRAINING,
     ),
+    Row("training mla_prefill T=8192 H=96", training.prefill_training_case, 15300, 16500),
+    Row(
+        "training mla_prefill 8 x 1024",
+        partial(training.prefill_training_case, lengths=(1024,) * 8),
+    ),
     Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
     Row("loss fwd+bwd T=8192 V=163840", step_cases.loss_case, 38700, 37000, LOSS),

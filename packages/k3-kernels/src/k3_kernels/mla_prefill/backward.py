@@ -15,8 +15,9 @@ import triton
 from torch import Tensor
 
 from k3_kernels.launch import dot_precision, last_contiguous
-from k3_kernels.mla_prefill.backward_kernel import keys_kernel, prepare_kernel, queries_kernel
-from k3_kernels.mla_prefill.forward import Call, run_forward, split_dim
+from k3_kernels.mla_prefill.backward_kernel import keys_kernel, queries_kernel
+from k3_kernels.mla_prefill.backward_tiles import prepare_kernel
+from k3_kernels.mla_prefill.forward import Call, run_forward, split_dim, uses_gluon
 from k3_kernels.once import refuse_second_derivative
 
 ROWS = 128
@@ -35,6 +36,10 @@ class Tile(NamedTuple):
 KEYS = {2: Tile(64, 64, 4, 2), 4: Tile(32, 32, 4, 1)}
 QUERIES = {2: Tile(128, 64, 8, 2), 4: Tile(32, 32, 4, 1)}
 """Of the kernels of keys and of queries, by the bytes of a value."""
+
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""q [T, H, D], k [S, H, D], v [S, H, V]."""
 
 
 class Padded(NamedTuple):
@@ -76,14 +81,14 @@ class _Attend(torch.autograd.Function):
         refuse_second_derivative("mla_prefill")
         if d_out_THV is None:
             return None, None, None, None
-        return None, *gradients(ctx.call, *ctx.saved_tensors, d_out_THV, ctx.needs_input_grad[1:])
+        q_THD, k_SHD, v_SHV, exact_THV, lse_HT = ctx.saved_tensors
+        inputs, needs = (q_THD, k_SHD, v_SHV), ctx.needs_input_grad[1:]
+        return None, *gradients(ctx.call, inputs, exact_THV, lse_HT, d_out_THV, needs)
 
 
 def gradients(
     call: Call,
-    q_THD: Tensor,
-    k_SHD: Tensor,
-    v_SHV: Tensor,
+    inputs: Inputs,
     exact_THV: Tensor,
     lse_HT: Tensor,
     d_out_THV: Tensor,
@@ -91,17 +96,32 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k and v, None where `needs` says that they are not needed."""
     if not d_out_THV.numel():
-        grads = [torch.zeros_like(x) for x in (q_THD, k_SHD, v_SHV)]
+        grads = [torch.zeros_like(x) for x in inputs]
     else:
+        q_THD, k_SHD, v_SHV = inputs
         inputs = last_contiguous(q_THD), last_contiguous(k_SHD), last_contiguous(v_SHV)
         grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
         padded = _prepare(call, exact_THV, lse_HT, d_out_THV, q_THD.dtype)
-        if needs[1] or needs[2]:
-            _run_keys(call, inputs, padded, *grads[1:])
-        if needs[0]:
-            _run_queries(call, inputs, padded, grads[0])
+        _run(call, inputs, padded, grads, needs)
     dq_THD, dk_SHD, dv_SHV = (x if need else None for x, need in zip(grads, needs, strict=True))
     return dq_THD, dk_SHD, dv_SHV
+
+
+def _run(
+    call: Call, inputs: Inputs, padded: Padded, grads: list[Tensor], needs: tuple[bool, bool, bool]
+) -> None:
+    """Fill the gradients that are needed."""
+    needs_keys = needs[1] or needs[2]
+    if needs[0] and needs_keys and uses_gluon(*inputs):
+        # Its module compiles only where it runs, so only this line imports it.
+        from k3_kernels.mla_prefill import gluon_backward
+
+        gluon_backward.run(call, inputs, padded, grads, ROWS)
+        return
+    if needs_keys:
+        _run_keys(call, inputs, padded, *grads[1:])
+    if needs[0]:
+        _run_queries(call, inputs, padded, grads[0])
 
 
 def num_padded_tiles(num_tokens: int, num_sequences: int) -> int:
@@ -143,7 +163,7 @@ def _prepare(
 
 def _run_keys(
     call: Call,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
     padded: Padded,
     dk_SHD: Tensor,
     dv_SHV: Tensor,
@@ -167,9 +187,7 @@ def _run_keys(
     )
 
 
-def _run_queries(
-    call: Call, inputs: tuple[Tensor, Tensor, Tensor], padded: Padded, dq_THD: Tensor
-) -> None:
+def _run_queries(call: Call, inputs: Inputs, padded: Padded, dq_THD: Tensor) -> None:
     tile = QUERIES[dq_THD.element_size()]
     num_heads, num_rows = padded.lse_HP.shape
     queries_kernel[(num_heads * (num_rows // tile.queries),)](
@@ -185,7 +203,7 @@ def _run_queries(
     )
 
 
-def _shared(call: Call, inputs: tuple[Tensor, Tensor, Tensor], tile: Tile) -> dict[str, Any]:
+def _shared(call: Call, inputs: Inputs, tile: Tile) -> dict[str, Any]:
     """What both kernels take."""
     strides = ("q_stride_t", "q_stride_h", "k_stride_s", "k_stride_h", "v_stride_s", "v_stride_h")
     dim, value_dim = inputs[1].shape[-1], inputs[2].shape[-1]

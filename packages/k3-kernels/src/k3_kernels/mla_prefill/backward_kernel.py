@@ -2,9 +2,8 @@
 
 With weights P = exp(scale S - lse), dP = dO V^T and delta = rowsum(dO * O) from the unrounded
 output: dS = P * (dP - delta), dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K (report 2).
-`prepare_kernel` makes delta and lays dO, lse and delta out with each sequence padded to whole
-tiles, zeros and an lse of +inf behind it, so that no later step masks queries. A program of
-`keys_kernel` holds a tile of keys and goes over the queries that see it; one of `queries_kernel`
+`prepare_kernel` (backward_tiles.py) makes delta and lays out what belongs to the queries. A program
+of `keys_kernel` holds a tile of keys and goes over the queries that see it; one of `queries_kernel`
 holds queries and goes over their keys. Each writes its own rows: deterministic without atomics.
 
 Floor at T = 8192, H = 96, 192 / 128: five products are 5.4 TFLOP, 7.0 ms at 761 TFLOP/s. These
@@ -17,71 +16,8 @@ Legend: T queries, S keys, P padded queries, N sequences, H heads, D head dim, V
 import triton
 import triton.language as tl
 
+from k3_kernels.mla_prefill.backward_tiles import load_rows, store_rows, tiles_to
 from k3_kernels.mla_prefill.kernel import bounds, find_sequence
-
-
-@triton.jit
-def prepare_kernel(
-    out_ptr,
-    d_out_ptr,
-    lse_ptr,
-    cu_q_ptr,
-    padded_ptr,
-    padded_lse_ptr,
-    delta_ptr,
-    num_sequences,
-    num_tiles,
-    num_heads,
-    num_tokens,
-    d_out_stride_t,
-    d_out_stride_h,
-    V: tl.constexpr,
-    VPAD: tl.constexpr,
-    NPAD: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Grid: tiles of ROWS queries x heads. out [T, H, V], lse [H, T]; padded [P, H, V], lse and
-    delta [H, P]."""
-    pid = tl.program_id(0)
-    tile = pid // num_heads
-    head = (pid % num_heads).to(tl.int64)
-    sequence, tiles_before = find_sequence(tile, cu_q_ptr, num_sequences, ROWS, NPAD)
-    if sequence >= num_sequences:
-        return
-    q_first, num_queries = bounds(cu_q_ptr, sequence)
-    query = (tile - tiles_before) * ROWS + tl.arange(0, ROWS)
-    v = tl.arange(0, VPAD)
-    is_query = query < num_queries
-    mask = is_query[:, None] & (v < V)[None, :]
-    row = q_first + query
-    out_at = out_ptr + (row * num_heads + head)[:, None] * V + v[None, :]
-    out = tl.load(out_at, mask=mask, other=0.0)
-    d_out_at = d_out_ptr + row[:, None] * d_out_stride_t + head * d_out_stride_h + v[None, :]
-    d_out = tl.load(d_out_at, mask=mask, other=0.0).to(tl.float32)
-    delta = tl.sum(out * d_out, axis=1)
-    lse = tl.load(lse_ptr + head * num_tokens + row, mask=is_query, other=float("inf"))
-    place = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    padded_at = padded_ptr + (place * num_heads + head)[:, None] * V + v[None, :]
-    tl.store(padded_at, d_out.to(padded_ptr.dtype.element_ty), mask=(v < V)[None, :])
-    at = head * num_tiles * ROWS + place
-    tl.store(padded_lse_ptr + at, lse)
-    tl.store(delta_ptr + at, delta)
-
-
-@triton.jit
-def load_rows(ptr, row, is_row, stride, FIRST: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
-    """Columns FIRST .. FIRST + WIDTH - 1 of rows of D; zeros elsewhere, since 0 * NaN is NaN."""
-    d = FIRST + tl.arange(0, WIDTH)
-    mask = is_row[:, None] if FIRST + WIDTH <= D else is_row[:, None] & (d < D)[None, :]
-    return tl.load(ptr + row[:, None] * stride + d[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_rows(ptr, x, row, is_row, stride, FIRST: tl.constexpr, D: tl.constexpr):
-    """Of a tile [rows, WIDTH], what `load_rows` would read."""
-    d = FIRST + tl.arange(0, x.shape[1])
-    mask = is_row[:, None] & (d < D)[None, :]
-    tl.store(ptr + row[:, None] * stride + d[None, :], x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -135,16 +71,6 @@ def add_queries(
         if DA < D:
             dk_b = tl.dot(d_scores, q_b, dk_b, input_precision=PRECISION)
     return dk_a, dk_b, dv
-
-
-@triton.jit
-def tiles_to(sequence, cu_ptr, num_sequences, ROWS: tl.constexpr, NPAD: tl.constexpr):
-    """Tiles of the sequences before one of them."""
-    n = tl.arange(0, NPAD)
-    is_before = n < tl.minimum(sequence, num_sequences)
-    begins = tl.load(cu_ptr + n, mask=is_before, other=0).to(tl.int32)
-    lengths = tl.load(cu_ptr + n + 1, mask=is_before, other=0).to(tl.int32) - begins
-    return tl.sum((lengths + ROWS - 1) // ROWS)
 
 
 @triton.jit

@@ -31,7 +31,6 @@ from k3_kernels.mla_prefill.forward import Call
 QUERIES, KEYS, STAGES = 128, 128, 2
 REGISTERS = 240
 """Of a thread of the second warpgroup; the first gets as many, the loading warp 24."""
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @gluon.jit
@@ -306,6 +305,9 @@ def run(
 def describe(x_THD: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """The heads of a token side by side: one row, in which a head begins at its stride."""
     width = (x_THD.shape[1] - 1) * x_THD.stride(1) + x_THD.shape[2]
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2
+    )
     return TensorDescriptor(
-        x_THD, [len(x_THD), width], [x_THD.stride(0), 1], [rows, columns], _LAYOUT
+        x_THD, [len(x_THD), width], [x_THD.stride(0), 1], [rows, columns], layout
     )

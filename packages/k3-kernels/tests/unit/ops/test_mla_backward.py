@@ -10,6 +10,7 @@ from k3_core.ops.mla_prefill.reference import mla_prefill as reference
 from k3_core.testing import relative_error
 from k3_kernels.mla_prefill import backward, cpu
 from k3_kernels.mla_prefill.backward import Tile
+from k3_kernels.mla_prefill.backward_tiles import locate_kernel, unpad_kernel
 from k3_kernels.mla_prefill.op import mla_prefill
 
 LENGTHS = {
@@ -147,6 +148,26 @@ def test_32_bit_offsets_and_an_unused_output(device):
     out, _ = mla_prefill(*leaves, **named, return_max=True)
     torch.autograd.backward(out, d_out)
     assert all(map(torch.equal, got, (x.grad for x in leaves)))
+
+
+def test_where_tiles_are(device):
+    # 2 + 0 + 3 tiles of 32 keys; queries padded to 16.
+    cu_q, cu_k = (torch.tensor(x, device=device) for x in ([0, 20, 20, 84], [0, 40, 40, 124]))
+    table = torch.full((7, 6), -1, dtype=torch.int32, device=device)
+    locate_kernel[(7,)](cu_q, cu_k, table, 3, NPAD=4, ROWS=16, BN=32)
+    first, last = [0, 20, 0, 40], [20, 64, 40, 84]
+    expected = [[*first, 0, 0], [*first, 1, 0]] + [[*last, i, 32] for i in range(3)]
+    assert table[:5].tolist() == expected
+    assert table[5:, 3].tolist() == [0, 0]
+
+
+def test_unpadded_queries(device):
+    cu = torch.tensor([0, 20, 20, 57], device=device)
+    padded = torch.randn(2, 7 * 16, 48, generator=torch.Generator().manual_seed(0)).to(device)
+    dq = torch.full((57, 2, 48), float("nan"), device=device)
+    unpad_kernel[(14,)](padded, cu, dq, 3, 7, 2, 0.5, D=48, DA=32, DB=16, NPAD=4, ROWS=16)
+    expected = torch.cat((padded[:, :20], padded[:, 32:69]), dim=1).transpose(0, 1) / 2
+    assert torch.equal(dq, expected)
 
 
 def test_second_derivatives_are_refused(device):
