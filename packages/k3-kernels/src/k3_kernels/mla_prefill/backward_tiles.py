@@ -77,12 +77,13 @@ def prepare_kernel(
     out_at = out_ptr + (row * num_heads + head)[:, None] * V + v[None, :]
     out = tl.load(out_at, mask=mask, other=0.0)
     d_out_at = d_out_ptr + row[:, None] * d_out_stride_t + head * d_out_stride_h + v[None, :]
-    d_out = tl.load(d_out_at, mask=mask, other=0.0).to(tl.float32)
-    delta = tl.sum(out * d_out, axis=1)
+    # Delta of the gradient as the products read it: what rows of v share then adds nothing to dS.
+    d_out = tl.load(d_out_at, mask=mask, other=0.0).to(padded_ptr.dtype.element_ty)
+    delta = tl.sum(out * d_out.to(tl.float32), axis=1)
     lse = tl.load(lse_ptr + head * num_tokens + row, mask=is_query, other=float("inf"))
     place = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     padded_at = padded_ptr + (place * num_heads + head)[:, None] * V + v[None, :]
-    tl.store(padded_at, d_out.to(padded_ptr.dtype.element_ty), mask=(v < V)[None, :])
+    tl.store(padded_at, d_out, mask=(v < V)[None, :])
     at = head * num_tiles * ROWS + place
     tl.store(padded_lse_ptr + at, lse)
     tl.store(delta_ptr + at, delta)
