@@ -15,7 +15,7 @@ from k3_kernels.attn_res import phases
 from k3_kernels.latent_router import op as latent_op
 from k3_kernels.linear_cross_entropy import op as loss_op
 from k3_kernels.mla_decode import op as decode_op
-from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.mla_prefill import forward as prefill_forward
 from k3_kernels.moe_experts import op as experts_op
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.newton_schulz import op as newton_schulz_op
@@ -120,7 +120,7 @@ def _never(*tensors: object) -> bool:
 
 
 # The last choice is what stays.
-PREFILL = choices(prefill_op, "uses_gluon", [_never, prefill_op.uses_gluon])
+PREFILL = choices(prefill_forward, "uses_gluon", [_never, prefill_forward.uses_gluon])
 DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
     decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
 )
@@ -360,6 +360,11 @@ ROWS = (
         None,
         None,
         WIDE_TRAINING,
+    ),
+    Row("training mla_prefill T=8192 H=96", training.prefill_training_case, 15300, 16500),
+    Row(
+        "training mla_prefill 8 x 1024",
+        partial(training.prefill_training_case, lengths=(1024,) * 8),
     ),
     Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),

@@ -10,10 +10,12 @@ from functools import partial
 import torch
 from kernels_ops_cases import Case, randn
 from torch import Tensor
+from torch.nn import functional as F
 
 from k3_core.ops.attn_res.reference import attn_res as attn_res_exact
 from k3_core.ops.depth_read.reference import depth_read as depth_exact
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as gated_exact
+from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_exact
 from k3_core.ops.rms_norm.reference import rms_norm as norm_exact
 from k3_core.ops.short_conv.reference import short_conv as conv_exact
 from k3_core.ops.situ_glu.reference import situ_glu as glu_exact
@@ -23,6 +25,7 @@ from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.depth_read import cpu as depth_cpu
 from k3_kernels.depth_read import op as depth_op
 from k3_kernels.gated_rms_norm import op as gated_op
+from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.rms_norm import op as norm_op
 from k3_kernels.short_conv import cpu as conv_cpu
 from k3_kernels.short_conv import op as conv_op
@@ -151,3 +154,40 @@ def glu_training_case(is_full: bool, device: str, dtype: torch.dtype) -> Case:
         for function in (glu_op.situ_glu, glu_exact, glu_exact)
     ]
     return training_case(*runs, (gate, up), rows, 8 * gate.nbytes)
+
+
+def prefill_training_case(
+    is_full: bool, device: str, dtype: torch.dtype, *, lengths: tuple[int, ...] = (8192,)
+) -> Case:
+    """192/128 causal over packed sequences, float32 output; the peer takes them as one."""
+    tokens = sum(lengths) if is_full else 21
+    heads, dims = (96, (192, 128)) if is_full else (2, (48, 32))
+    like = {"device": device, "dtype": dtype}
+    inputs = [randn(tokens, heads, dim, **like) for dim in (dims[0], *dims)]
+    ends = torch.tensor((0, *lengths)).cumsum(0) if is_full else torch.tensor([0, 8, tokens])
+    offsets, scale = ends.to(device, torch.int32), dims[0] ** -0.5
+
+    def on(function: Callable[..., Tensor]) -> Run:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+            cu = offsets.clamp(max=len(q))
+            named = {"scale": scale, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+            return [function(q, k, v, **named, out_dtype=dtype)]
+
+        return run
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+        batched = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        return [F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale)]
+
+    d_rounded = randn(1, heads, tokens, dims[1], **like)
+    num_bytes = 2 * sum(x.nbytes for x in inputs) + 16 * inputs[2].numel()
+    case = training_case(
+        on(prefill_op.mla_prefill), on(prefill_exact), sdpa, inputs, tokens, num_bytes
+    )
+    case.peer = partial(gradients, sdpa, inputs, [d_rounded])
+    case.peer_name = "torch SDPA, bfloat16 output"
+    # The forward's two products and five of the backward, over the pairs of causal sequences.
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    case.num_flop = 2 * pairs * heads * (4 * dims[0] + 3 * dims[1])
+    return case
