@@ -76,9 +76,8 @@ class _Experts(torch.autograd.Function):
         ctx.plan = make_padded_plan(idx_Tk, stacks[0].shape[0], tiles.rows)
         first, second, down = (_dense(w, x_TD.dtype, mode) for w in stacks)
         rows_SD = gather_rows(_values(x_TD, mode), ctx.plan)
-        is_rounded = mode.quantize_activations
-        h_SI = products.up_product(rows_SD, ctx.plan, first, second, mode.betas, is_rounded)
-        y_SD = products.down_product(h_SI, ctx.plan, down)
+        h_SI = products.up_product(rows_SD, ctx.plan, first, second, mode.betas)
+        y_SD = products.down_product(_values(h_SI, mode), ctx.plan, down)
         return sum_routes(y_SD, ctx.plan, weight_Tk.contiguous())
 
     @staticmethod
@@ -147,5 +146,5 @@ def _dense(stack: ExpertStack, dtype: torch.dtype, mode: Mode) -> Tensor:
     return aligned(stack.to(dtype))
 
 
-def _values(x_TD: Tensor, mode: Mode) -> Tensor:
-    return mx_values(x_TD, x_TD.dtype, is_fp4=False) if mode.quantize_activations else x_TD
+def _values(x: Tensor, mode: Mode) -> Tensor:
+    return mx_values(x, x.dtype, is_fp4=False) if mode.quantize_activations else x

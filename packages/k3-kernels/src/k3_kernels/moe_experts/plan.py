@@ -23,14 +23,15 @@ GROUP = 8
 class Plan:
     """order: route of each sorted row [R]. starts: first row of each expert [E + 1].
 
-    tile_expert, tile_row: expert (-1: no tile) and first row of each tile of `block_rows`, their
-    number the bound that R and E give, rounded up to `GROUP`. All int32.
+    tile_expert, tile_row, tile_size: expert (-1: no tile), first row and rows of each tile of
+    `block_rows`, their number the bound that R and E give, rounded up to `GROUP`. All int32.
     """
 
     order: Tensor
     starts: Tensor
     tile_expert: Tensor
     tile_row: Tensor
+    tile_size: Tensor
     block_rows: int
 
 
@@ -61,6 +62,7 @@ def plan_tiles_kernel(
     starts_ptr,
     tile_expert_ptr,
     tile_row_ptr,
+    tile_size_ptr,
     num_experts,
     num_tiles,
     BM: tl.constexpr,
@@ -77,6 +79,8 @@ def plan_tiles_kernel(
     for i in range(tl.max(tiles)):
         tl.store(tile_expert_ptr + first_tile + i, expert, mask=i < tiles)
         tl.store(tile_row_ptr + first_tile + i, first_row + i * BM, mask=i < tiles)
+        size = tl.minimum(rows - i * BM, BM)
+        tl.store(tile_size_ptr + first_tile + i, size, mask=i < tiles)
     for start in range(0, num_tiles, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(tile_expert_ptr + at, -1, mask=(at >= tl.sum(tiles)) & (at < num_tiles))
@@ -106,16 +110,18 @@ def sort_routes(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
-def list_tiles(starts: Tensor, num_routes: int, block_rows: int) -> tuple[Tensor, Tensor]:
-    """tile_expert and tile_row of a plan; `starts` may be padded to parts of `block_rows`."""
+def list_tiles(starts: Tensor, num_routes: int, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """tile_expert, tile_row and tile_size; `starts` may be padded to parts of `block_rows`."""
     num_experts = starts.numel() - 1
     bound = min(num_routes, num_experts) + num_routes // block_rows
     num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
     like: dict[str, Any] = {"dtype": torch.int32, "device": starts.device}
-    tiles = torch.empty(num_tiles, **like), torch.empty(num_tiles, **like)
+    expert, row, size = (torch.empty(num_tiles, **like) for _ in range(3))
     plan_tiles_kernel[(1,)](
         starts,
-        *tiles,
+        expert,
+        row,
+        size,
         num_experts,
         num_tiles,
         BM=block_rows,
@@ -123,4 +129,4 @@ def list_tiles(starts: Tensor, num_routes: int, block_rows: int) -> tuple[Tensor
         BLOCK=1024,
         num_warps=4,
     )
-    return tiles
+    return expert, row, size

@@ -16,7 +16,6 @@ inputs a step.
 import triton
 import triton.language as tl
 
-from k3_kernels.mx_quantize.kernel import mx_rounded
 from k3_kernels.tl_math import situ
 
 
@@ -55,19 +54,10 @@ def product(
 
 
 @triton.jit
-def rounded(h, BM: tl.constexpr, BN: tl.constexpr, IS_ROUNDED: tl.constexpr):
-    """h [BM, BN] as MXFP8 holds it in blocks of 32 columns, or as it is."""
-    if IS_ROUNDED:
-        return mx_rounded(h.reshape((BM, BN // 32, 32)), False).reshape((BM, BN))
-    else:
-        return h
-
-
-@triton.jit
 def up_kernel(
     rows, first, second, tile_expert_ptr, tile_row_ptr, starts_ptr, out_ptr, up_ptr,
     beta, linear_beta, num_inputs,
-    N: tl.constexpr, IS_GLU: tl.constexpr, HAS_CAP: tl.constexpr, IS_ROUNDED: tl.constexpr,
+    N: tl.constexpr, IS_GLU: tl.constexpr, HAS_CAP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +84,7 @@ def up_kernel(
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     if IS_GLU:
         out = situ(gate, up, beta, linear_beta, HAS_CAP, dtype == tl.float32)
-        tl.store(out_ptr + at, rounded(out, BM, BN, IS_ROUNDED).to(dtype), mask=mask)
+        tl.store(out_ptr + at, out.to(dtype), mask=mask)
     else:
         tl.store(out_ptr + at, gate.to(dtype), mask=mask)
         tl.store(up_ptr + at, up.to(dtype), mask=mask)

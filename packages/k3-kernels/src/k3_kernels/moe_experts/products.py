@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from k3_kernels.hopper import has_gluon
 from k3_kernels.launch import dot_precision
 from k3_kernels.moe_experts.plan import GROUP
 from k3_kernels.moe_experts.product_kernel import (
@@ -19,7 +20,7 @@ from k3_kernels.moe_experts.product_kernel import (
     up_kernel,
     weight_kernel,
 )
-from k3_kernels.moe_experts.rows import Betas, PaddedPlan
+from k3_kernels.moe_experts.rows import PAD, Betas, PaddedPlan
 
 
 class Tile(NamedTuple):
@@ -55,19 +56,31 @@ def tiles_of(dtype: torch.dtype) -> Tiles:
     return FULL if dtype == torch.float32 else HALF
 
 
-def up_product(
-    rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor, betas: Betas, is_rounded: bool
-) -> Tensor:
-    """situ(w1 x, w3 x) of every row [S, I], rounded to MXFP8 with `is_rounded`."""
+def uses_gluon(rows: Tensor, plan: PaddedPlan, *widths: int) -> bool:
+    """Whether the kernel of `gluon.py` takes these products: 16-bit rows, whole tiles."""
+    is_wide = all(width % 256 == 0 for width in widths)
+    return rows.dtype != torch.float32 and is_wide and PAD == 64 and has_gluon(rows.device)
+
+
+def up_product(rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor, betas: Betas) -> Tensor:
+    """situ(w1 x, w3 x) of every row [S, I]."""
+    if uses_gluon(rows_SD, plan, *w1.shape[1:]):
+        from k3_kernels.moe_experts import gluon
+
+        return gluon.up_product(rows_SD, plan, w1, w3, betas)
     out_SI = _like_rows(rows_SD, w1.shape[1])
-    _launch_up(rows_SD, plan, w1, w3, out_SI, out_SI, betas, True, is_rounded)
+    _launch_up(rows_SD, plan, w1, w3, out_SI, out_SI, betas)
     return out_SI
 
 
 def gate_and_up(rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor) -> tuple[Tensor, Tensor]:
     """w1 x and w3 x of every row [S, I]."""
+    if uses_gluon(rows_SD, plan, *w1.shape[1:]):
+        from k3_kernels.moe_experts import gluon
+
+        return gluon.gate_and_up(rows_SD, plan, w1, w3)
     gate_SI, up_SI = (_like_rows(rows_SD, w1.shape[1]) for _ in range(2))
-    _launch_up(rows_SD, plan, w1, w3, gate_SI, up_SI, (1.0, None), False, False)
+    _launch_up(rows_SD, plan, w1, w3, gate_SI, up_SI, None)
     return gate_SI, up_SI
 
 
@@ -78,12 +91,10 @@ def _launch_up(
     w3: Tensor,
     out_SI: Tensor,
     up_SI: Tensor,
-    betas: Betas,
-    is_glu: bool,
-    is_rounded: bool,
+    betas: Betas | None,
 ) -> None:
     tile, (num_outputs, num_inputs) = tiles_of(rows_SD.dtype).up, w1.shape[1:]
-    beta, linear_beta = betas
+    beta, linear_beta = betas or (1.0, None)
     block = [1, tile.outputs, tile.step]
     up_kernel[_grid(plan, num_outputs, tile)](
         _describe(rows_SD, [plan.block_rows, tile.step]),
@@ -98,9 +109,8 @@ def _launch_up(
         1.0 if linear_beta is None else float(linear_beta),
         num_inputs,
         N=num_outputs,
-        IS_GLU=is_glu,
+        IS_GLU=betas is not None,
         HAS_CAP=linear_beta is not None,
-        IS_ROUNDED=is_rounded,
         **_common(rows_SD, plan, tile),
     )
 
@@ -128,6 +138,10 @@ def _launch_rows(
 ) -> Tensor:
     """The sum [S, N] of rows [S, K] times weights [E, N, K] (`has_inputs_last`) or [E, K, N]."""
     rows_SK, weights = pairs[0]
+    if uses_gluon(rows_SK, plan, *weights.shape[1:]):
+        from k3_kernels.moe_experts import gluon
+
+        return gluon.row_product(pairs, plan, has_inputs_last)
     num_outputs = weights.shape[1 if has_inputs_last else 2]
     block = [1, tile.outputs, tile.step] if has_inputs_last else [1, tile.step, tile.outputs]
     out_SN = _like_rows(rows_SK, num_outputs)
@@ -155,6 +169,10 @@ def weight_gradient(
     left_SM: Tensor, right_SN: Tensor, plan: PaddedPlan, dtype: torch.dtype
 ) -> Tensor:
     """[E, M, N]: of each expert the sum over its rows of the outer products."""
+    if uses_gluon(left_SM, plan, left_SM.shape[1], right_SN.shape[1]) and dtype == left_SM.dtype:
+        from k3_kernels.moe_experts import gluon
+
+        return gluon.weight_gradient(left_SM, right_SN, plan)
     tiles = tiles_of(left_SM.dtype)
     tile, num_experts = tiles.weights, plan.starts.numel() - 1
     out = torch.empty(

@@ -31,8 +31,9 @@ PAD = 64
 class PaddedPlan:
     """order: route of each row [S], -1 for none. place: row of each route [T, k], -1 for none.
 
-    starts [E + 1]: first row of each expert, multiples of `PAD`. tile_expert, tile_row: as in
-    `Plan`. S is the bound that R and E give, so that no size is read from the device. All int32.
+    starts [E + 1]: first row of each expert, multiples of `PAD`. tile_expert, tile_row and
+    tile_size: as in `Plan`. S is the bound that R and E give, so that no size is read from the
+    device. All int32.
     """
 
     order: Tensor
@@ -40,6 +41,7 @@ class PaddedPlan:
     starts: Tensor
     tile_expert: Tensor
     tile_row: Tensor
+    tile_size: Tensor
     block_rows: int
 
     @property
