@@ -17,6 +17,7 @@ from k3_kernels.linear_cross_entropy import op as loss_op
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import forward as prefill_forward
 from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.moe_experts import products as experts_products
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.newton_schulz import op as newton_schulz_op
 from k3_kernels.rms_norm import backward as norm_backward
@@ -120,6 +121,7 @@ def _never(*tensors: object) -> bool:
 
 
 # The last choice is what stays.
+EXPERTS_TRAINING = choices(experts_products, "uses_gluon", [_never, experts_products.uses_gluon])
 PREFILL = choices(prefill_forward, "uses_gluon", [_never, prefill_forward.uses_gluon])
 DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
     decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
@@ -365,6 +367,24 @@ ROWS = (
     Row(
         "training mla_prefill 8 x 1024",
         partial(training.prefill_training_case, lengths=(1024,) * 8),
+    ),
+    Row(
+        "training experts 32768 rows",
+        training.experts_training_case,
+        None,
+        13530,
+        EXPERTS_TRAINING,
+    ),
+    Row(
+        "training experts 32768 rows, top 16",
+        partial(training.experts_training_case, top_k=16),
+        None,
+        13530,
+        EXPERTS_TRAINING,
+    ),
+    Row(
+        "training experts 32768 rows, quantized",
+        partial(training.experts_training_case, is_quantized=True),
     ),
     Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),

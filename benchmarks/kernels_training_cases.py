@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from kernels_ops_cases import Case, randn
+from kernels_ops_cases import SITU, Case, randn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from k3_core.ops.attn_res.reference import attn_res as attn_res_exact
 from k3_core.ops.depth_read.reference import depth_read as depth_exact
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as gated_exact
 from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_exact
+from k3_core.ops.moe_experts.reference import moe_experts as experts_exact
 from k3_core.ops.rms_norm.reference import rms_norm as norm_exact
 from k3_core.ops.short_conv.reference import short_conv as conv_exact
 from k3_core.ops.situ_glu.reference import situ_glu as glu_exact
@@ -26,6 +27,8 @@ from k3_kernels.depth_read import cpu as depth_cpu
 from k3_kernels.depth_read import op as depth_op
 from k3_kernels.gated_rms_norm import op as gated_op
 from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.moe_experts import torch_cuda as experts_torch
 from k3_kernels.rms_norm import op as norm_op
 from k3_kernels.short_conv import cpu as conv_cpu
 from k3_kernels.short_conv import op as conv_op
@@ -191,3 +194,54 @@ def prefill_training_case(
     pairs = sum(n * (n + 1) // 2 for n in lengths)
     case.num_flop = 2 * pairs * heads * (4 * dims[0] + 3 * dims[1])
     return case
+
+
+def experts_training_case(
+    is_full: bool,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rows: int = 32768,
+    top_k: int = 1,
+    is_quantized: bool = False,
+) -> Case:
+    """112 experts, hit evenly; the error is of a few of them. FLOP without what is made again."""
+    experts, inner, width = (112, 3072, 3584) if is_full else (6, 64, 32)
+    tokens = rows // top_k if is_full else 9
+    like = {"device": device, "dtype": dtype}
+    shapes = ((experts, inner, width), (experts, inner, width), (experts, width, inner))
+    inputs = [
+        randn(tokens, width, **like),
+        torch.rand(tokens, top_k, device=device),
+        *(randn(*shape, **like, scale=shape[-1] ** -0.5) for shape in shapes),
+    ]
+    mixed = torch.randperm(tokens, device=device)[:, None] * top_k
+    idx = (mixed + torch.arange(top_k, device=device)) % experts
+    d_out = randn(tokens, width, **like)
+    named = {"quantize_weights": is_quantized, "quantize_activations": is_quantized}
+
+    def results(function: Callable[..., Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in parts[:5]]
+        situ = partial(glu_exact, beta=4.0, linear_beta=25.0) if function is experts_exact else SITU
+        out = function(leaves[0], parts[5], *leaves[1:], activation=situ, **named)
+        return [out, *torch.autograd.grad(out, leaves, parts[6])]
+
+    def error() -> float:
+        few = [inputs[0][:FEW], inputs[1][:FEW, :2], *(w[:4] for w in inputs[2:])]
+        few += [idx[:FEW, :2] % 3 + torch.arange(2, device=device)[:top_k], d_out[:FEW]]
+        got = results(experts_op.moe_experts, few)
+        expected = results(experts_exact, [x.double() if x.is_floating_point() else x for x in few])
+        return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+
+    every = [*inputs, idx, d_out]
+    is_torch = is_full and dtype == torch.bfloat16
+    # Weights read three times and their gradients written.
+    num_bytes = 4.0 * sum(w.nbytes for w in inputs[2:])
+    return Case(
+        [partial(results, experts_op.moe_experts, every)],
+        num_bytes,
+        error,
+        18.0 * rows * inner * width,
+        peer=partial(results, experts_torch.moe_experts, every) if is_torch else None,
+        peer_name="torch grouped_mm",
+    )

@@ -37,7 +37,7 @@ def _routes(output: Routes, call: Call) -> list[Tensor]:
     return [dense_TE, chosen_TE, scores_TE, cutoff_T]
 
 
-def _experts(v: Values, tokens: int, top_k: int, is_packed: bool = False) -> Call:
+def _experts(v: Values, tokens: int, top_k: int, is_packed: bool = False, **named: bool) -> Call:
     experts, width, inner = 6, 32, 64
     shapes = ((experts, inner, width), (experts, inner, width), (experts, width, inner))
     weights: list[Any] = [v.act(*shape, scale=shape[-1] ** -0.5) for shape in shapes]
@@ -45,7 +45,8 @@ def _experts(v: Values, tokens: int, top_k: int, is_packed: bool = False) -> Cal
         weights = [mx_quantize(weight) for weight in weights]
     routes = v.distinct(experts, tokens, top_k), v.full(tokens, top_k).sigmoid()
     activation = partial(situ_glu, beta=4.0, linear_beta=25.0)
-    return Call((v.act(tokens, width), *routes, *weights), {"activation": activation})
+    named_all = {"activation": activation, **named}
+    return Call((v.act(tokens, width), *routes, *weights), named_all)
 
 
 def _weight(v: Values, shape: tuple[int, ...], scale: float) -> Call:
@@ -99,6 +100,12 @@ CASES = [
         "mxfp4",
         partial(_experts, tokens=17, top_k=2, is_packed=True),
         frozenset({"mxfp4"}),
+    ),
+    Case(
+        "moe_experts",
+        "quantized-training",
+        partial(_experts, tokens=17, top_k=2, quantize_weights=True),
+        frozenset({"mxfp4_training"}),
     ),
     Case("mx_quantize", "stack", partial(_weight, shape=(3, 5, 64), scale=0.02), results=_packed),
     Case("mx_quantize", "row", partial(_weight, shape=(96,), scale=3.0), results=_packed),

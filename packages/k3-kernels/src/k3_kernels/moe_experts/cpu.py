@@ -13,7 +13,8 @@ from torch import Tensor
 
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
+from k3_core.ops.moe_experts.weights import ExpertStack, as_mxfp4, expert_weights
+from k3_core.quant import fake_mxfp8
 from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
 
@@ -33,9 +34,15 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    if quantize_weights:
+        w1, w3, w2 = as_mxfp4(w1, w3, w2)
+    if quantize_activations:
+        x_TD, activation = fake_mxfp8(x_TD), with_mxfp8(activation)
     plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
     if 0 < idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(
         x_TD, weight_Tk, *plain
@@ -46,6 +53,11 @@ def moe_experts(
     rows = x_TD.index_select(0, order // idx_Tk.shape[1])
     hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
     return combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
+
+
+def with_mxfp8(activation: Activation) -> Activation:
+    """The activation with its result rounded to MXFP8."""
+    return lambda gate, up: fake_mxfp8(activation(gate, up))
 
 
 def _on_copies(

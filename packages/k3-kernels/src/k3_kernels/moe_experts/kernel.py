@@ -212,25 +212,32 @@ def grouped_kernel(
 @triton.jit
 def combine_kernel(
     y_ptr,
-    idx_ptr,
+    place_ptr,
     weight_ptr,
     out_ptr,
-    num_experts,
+    num_places,
     NUM_ROUTES: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    IS_SORTED: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes."""
+    """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes.
+
+    place [T, k]: the id of the expert, or the row of y (IS_SORTED). A route whose place is outside
+    0..num_places - 1 adds nothing: its row was never written.
+    """
     num_blocks = tl.cdiv(D, BD)
     token = (tl.program_id(0) // num_blocks).to(tl.int64)
     d = (tl.program_id(0) % num_blocks) * BD + tl.arange(0, BD)
     acc = tl.zeros((BD,), tl.float32)
     for k in tl.static_range(NUM_ROUTES):
         route = token * NUM_ROUTES + k
-        idx = tl.load(idx_ptr + route)
-        # The row of an id outside the range was never written.
-        is_known = (idx >= 0) & (idx < num_experts)
-        weight = tl.where(is_known, tl.load(weight_ptr + route).to(tl.float32), 0.0)
-        y = tl.load(y_ptr + route * D + d, mask=(d < D) & is_known, other=0.0)
-        acc += y.to(tl.float32) * weight
+        place = tl.load(place_ptr + route)
+        is_known = (place >= 0) & (place < num_places)
+        row = place.to(tl.int64) if IS_SORTED else route
+        y = tl.load(y_ptr + row * D + d, mask=(d < D) & is_known, other=0.0).to(tl.float32)
+        if HAS_WEIGHT:
+            y *= tl.where(is_known, tl.load(weight_ptr + route).to(tl.float32), 0.0)
+        acc += y
     tl.store(out_ptr + token * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)

@@ -41,10 +41,13 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """As the reference, for SiTU-GLU; a token's experts add up in their order."""
     out_TN = None
-    if betas := situ_betas(activation):
+    is_plain = not (quantize_weights or quantize_activations)
+    if is_plain and (betas := situ_betas(activation)):
         if isinstance(w1, Tensor) and isinstance(w3, Tensor) and isinstance(w2, Tensor):
             out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), (), *betas)
         elif isinstance(w1, MXTensor) and isinstance(w3, MXTensor) and isinstance(w2, MXTensor):
@@ -52,7 +55,17 @@ def moe_experts(
             out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, codes, scales, *betas)
     if out_TN is None:
         # It also raises for routes that do not fit.
-        return cpu.moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+        return cpu.moe_experts(
+            x_TD,
+            idx_Tk,
+            weight_Tk,
+            w1,
+            w3,
+            w2,
+            activation=activation,
+            quantize_weights=quantize_weights,
+            quantize_activations=quantize_activations,
+        )
     return out_TN
 
 

@@ -19,6 +19,7 @@ from k3_core.quant import MXTensor
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.moe_experts.backward import Mode, Stacks, train_experts
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 
@@ -57,20 +58,23 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """As `moe_experts.reference`. Ids outside 0..E-1 add nothing (on a CPU they are refused).
 
     A `functools.partial` of situ_glu runs inside the up-projection; any other pointwise
-    activation between the two products. Calls that need gradients run torch's grouped products.
+    activation between the two products. Calls that need gradients or round to MX formats run
+    torch's products where the activation is another one or rows do not start on the 16-byte
+    boundaries that descriptors need.
     """
-    stacks = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
-    if needs_grad(x_TD, weight_Tk, *stacks):
-        is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
-        function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
-        return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     check_floats("moe_experts", x=x_TD, weight=weight_Tk)
     _check_shapes(x_TD, w1, w3, w2)
+    plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
+    quantize = quantize_weights, quantize_activations
+    if any(quantize) or needs_grad(x_TD, weight_Tk, *plain):
+        return _train(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), activation, *quantize)
     num_tokens, num_routes = idx_Tk.shape
     out_TD = torch.empty(num_tokens, w2.shape[1], dtype=x_TD.dtype, device=x_TD.device)
     if not out_TD.numel():
@@ -87,11 +91,40 @@ def moe_experts(
         out_TD,
         w1.shape[0],
         NUM_ROUTES=num_routes,
+        HAS_WEIGHT=True,
+        IS_SORTED=False,
         D=out_TD.shape[1],
         BD=block,
         num_warps=4,
     )
     return out_TD
+
+
+def _train(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    stacks: Stacks,
+    activation: Activation,
+    quantize_weights: bool,
+    quantize_activations: bool,
+) -> Tensor:
+    betas = situ_betas(activation)
+    per_row = 16 // x_TD.element_size()
+    if betas and x_TD.numel() and all(size % per_row == 0 for size in stacks[0].shape[1:]):
+        mode = Mode(betas, quantize_weights, quantize_activations)
+        return train_experts(x_TD, idx_Tk, weight_Tk, stacks, mode)
+    is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
+    function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
+    return function(
+        x_TD,
+        idx_Tk,
+        weight_Tk,
+        *stacks,
+        activation=activation,
+        quantize_weights=quantize_weights,
+        quantize_activations=quantize_activations,
+    )
 
 
 def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:

@@ -23,14 +23,15 @@ GROUP = 8
 class Plan:
     """order: route of each sorted row [R]. starts: first row of each expert [E + 1].
 
-    tile_expert, tile_row: expert (-1: no tile) and first row of each tile of `block_rows`, their
-    number the bound that R and E give, rounded up to `GROUP`. All int32.
+    tile_expert, tile_row, tile_size: expert (-1: no tile), first row and rows of each tile of
+    `block_rows`, their number the bound that R and E give, rounded up to `GROUP`. All int32.
     """
 
     order: Tensor
     starts: Tensor
     tile_expert: Tensor
     tile_row: Tensor
+    tile_size: Tensor
     block_rows: int
 
 
@@ -61,6 +62,7 @@ def plan_tiles_kernel(
     starts_ptr,
     tile_expert_ptr,
     tile_row_ptr,
+    tile_size_ptr,
     num_experts,
     num_tiles,
     BM: tl.constexpr,
@@ -77,6 +79,8 @@ def plan_tiles_kernel(
     for i in range(tl.max(tiles)):
         tl.store(tile_expert_ptr + first_tile + i, expert, mask=i < tiles)
         tl.store(tile_row_ptr + first_tile + i, first_row + i * BM, mask=i < tiles)
+        size = tl.minimum(rows - i * BM, BM)
+        tl.store(tile_size_ptr + first_tile + i, size, mask=i < tiles)
     for start in range(0, num_tiles, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(tile_expert_ptr + at, -1, mask=(at >= tl.sum(tiles)) & (at < num_tiles))
@@ -84,30 +88,40 @@ def plan_tiles_kernel(
 
 def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
     """The plan of `idx` (int64); ids outside 0..E-1 get no row (they must not be summed)."""
+    order, starts = sort_routes(idx_Tk, num_experts)
+    return Plan(order, starts, *list_tiles(starts, order.numel(), block_rows), block_rows)
+
+
+def sort_routes(idx_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """order [R] and starts [E + 1] of a plan."""
     routes = idx_Tk.reshape(-1)
     num_routes, device = routes.numel(), routes.device
-    bound = min(num_routes, num_experts) + num_routes // block_rows
-    num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
-    like: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    if num_routes <= SCAN_LIMIT:
-        order = torch.empty(num_routes, **like)
-        starts = torch.empty(num_experts + 1, **like)
-        block = min(1024, max(16, triton.next_power_of_2(num_routes)))
-        plan_rows_kernel[(num_experts,)](
-            routes, order, starts, num_routes, num_experts, BLOCK=block, num_warps=4
-        )
-    else:
+    if num_routes > SCAN_LIMIT:
         is_known = (routes >= 0) & (routes < num_experts)
         sorted_ids, positions = torch.sort(routes.where(is_known, num_experts), stable=True)
-        order = positions.to(torch.int32)
         edges = torch.arange(num_experts + 1, device=device)
-        starts = torch.searchsorted(sorted_ids, edges).to(torch.int32)
-    tiles = torch.empty(num_tiles, **like), torch.empty(num_tiles, **like)
-    plan = Plan(order, starts, *tiles, block_rows)
+        return positions.to(torch.int32), torch.searchsorted(sorted_ids, edges).to(torch.int32)
+    order = torch.empty(num_routes, dtype=torch.int32, device=device)
+    starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
+    block = min(1024, max(16, triton.next_power_of_2(num_routes)))
+    plan_rows_kernel[(num_experts,)](
+        routes, order, starts, num_routes, num_experts, BLOCK=block, num_warps=4
+    )
+    return order, starts
+
+
+def list_tiles(starts: Tensor, num_routes: int, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """tile_expert, tile_row and tile_size; `starts` may be padded to parts of `block_rows`."""
+    num_experts = starts.numel() - 1
+    bound = min(num_routes, num_experts) + num_routes // block_rows
+    num_tiles = triton.cdiv(max(bound, 1), GROUP) * GROUP
+    like: dict[str, Any] = {"dtype": torch.int32, "device": starts.device}
+    expert, row, size = (torch.empty(num_tiles, **like) for _ in range(3))
     plan_tiles_kernel[(1,)](
         starts,
-        plan.tile_expert,
-        plan.tile_row,
+        expert,
+        row,
+        size,
         num_experts,
         num_tiles,
         BM=block_rows,
@@ -115,4 +129,4 @@ def make_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Plan:
         BLOCK=1024,
         num_warps=4,
     )
-    return plan
+    return expert, row, size

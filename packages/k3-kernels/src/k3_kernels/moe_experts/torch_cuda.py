@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from k3_core.ops.moe_experts.reference import Activation, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack
-from k3_core.quant import MXTensor
-from k3_kernels.moe_experts.cpu import combine, sort_by_expert
+from k3_core.ops.moe_experts.weights import ExpertStack, as_mxfp4
+from k3_core.quant import MXTensor, fake_mxfp8
+from k3_kernels.moe_experts.cpu import combine, sort_by_expert, with_mxfp8
 
 
 def moe_experts(
@@ -22,9 +22,15 @@ def moe_experts(
     w2: ExpertStack,
     *,
     activation: Activation,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """The same function as the reference, in bfloat16 with float32 sums over the routes."""
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    if quantize_weights:
+        w1, w3, w2 = as_mxfp4(w1, w3, w2)
+    if quantize_activations:
+        x_TD, activation = fake_mxfp8(x_TD), with_mxfp8(activation)
     order, counts = sort_by_expert(idx_Tk, w1.shape[0])
     ends = counts.cumsum(0).to(torch.int32)
     rows = x_TD[order // idx_Tk.shape[1]].to(torch.bfloat16)

@@ -8,6 +8,7 @@ import torch
 from k3_core.ops.attn_res.reference import attn_res as mix_reference
 from k3_core.ops.depth_read.reference import depth_read as read_reference
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as gated_reference
+from k3_core.ops.moe_experts.reference import moe_experts as experts_reference
 from k3_core.ops.rms_norm.reference import rms_norm as norm_reference
 from k3_core.ops.short_conv.reference import short_conv as conv_reference
 from k3_core.ops.situ_glu.reference import situ_glu as glu_reference
@@ -18,6 +19,7 @@ from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.cpu import kda_chunk as kda_oracle
 from k3_kernels.kda_chunk.forward import Saves
 from k3_kernels.kda_chunk.op import kda_chunk
+from k3_kernels.moe_experts.op import moe_experts
 from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.short_conv.op import short_conv
 from k3_kernels.situ_glu.op import situ_glu
@@ -55,13 +57,26 @@ def _glu(function, *args):
     return function(*args, beta=4.0, linear_beta=25.0)
 
 
+def _experts(function, x, weight, *stacks):
+    # Expert 3 gets no row. Divided by 32, drawn stacks keep the size of rows.
+    token = torch.arange(len(x), device=x.device)[:, None]
+    idx = (token * token + torch.arange(2, device=x.device)) % 3
+    stacks = [w / 32 for w in stacks]
+    return function(x, idx, weight, *stacks, activation=partial(glu_reference, **SITU))
+
+
+SITU = {"beta": 4.0, "linear_beta": 25.0}
 ROW = (301, 7168)
+EXPERTS = ((500, 1536), (500, 2), (4, 1024, 1536), (4, 1024, 1536), (4, 1536, 1024))
+NARROW = ((500, 200), (500, 2), (4, 104, 200), (4, 104, 200), (4, 200, 104))
 CASES = {
     "conv": (_conv, short_conv, conv_reference, ((sum(LENGTHS), 1544), (1544, 1, 4), (7, 1544, 3))),
     "mix": (_mix, attn_res, mix_reference, (ROW[1:], (1, ROW[1]), *[ROW] * 9)),
     "read": (_read, depth_read, read_reference, (ROW[1:], (1, ROW[1]), ROW[1:], *[ROW] * 10)),
     "norm": (_norm, rms_norm, norm_reference, ((1001, 7168), (7168,))),
     "gated": (_norm, gated_rms_norm, gated_reference, ((99, 96, 128), (128,), (99, 96, 128))),
+    "experts": (_experts, moe_experts, experts_reference, EXPERTS),
+    "narrow experts": (_experts, moe_experts, experts_reference, NARROW),
     "glu": (_glu, situ_glu, glu_reference, ((1001, 3072), (1001, 3072))),
 }
 
