@@ -4,10 +4,10 @@
 
 The step is the trainer's own (bfloat16 autocast over float32 parameters, Per-Head Muon, balancing)
 on random tokens in sequences of `--length`. An op's row is its forward and backward alone, on the
-arguments of its calls in the step, times the number of such calls. Its floor: every argument, result
-and gradient once at this run's copy rate (weights of experts and the vocabulary included), or its
-products at 761 TFLOP/s, whichever takes longer. What is left of the step is in the row `rest`:
-projections that are no op of their own, elementwise calls, gaps between launches.
+arguments of its calls in the step, times the number of such calls. Its floor: every argument,
+result and gradient once at this run's copy rate (weights of experts and the vocabulary included),
+or its products at 761 TFLOP/s, whichever takes longer. What is left of the step is in the row
+`rest`: projections that are no op of their own, elementwise calls, gaps between launches.
 """
 
 import argparse
