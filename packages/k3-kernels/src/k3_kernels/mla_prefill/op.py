@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mla_prefill import reference
 from k3_kernels.hopper import fits_descriptors, has_gluon
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous, needs_grad
@@ -30,6 +31,7 @@ TILES = {2: Tile(128, 64, 8, 3, is_tma=True), 4: Tile(32, 32, 4, 1)}
 """By the bytes of a value."""
 
 
+@custom_op("mla_prefill.triton")
 def mla_prefill(
     q_THD: Tensor,
     k_SHD: Tensor,
