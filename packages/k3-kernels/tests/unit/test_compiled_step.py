@@ -35,6 +35,7 @@ def gradients(model: K3ForConditionalGeneration, step) -> tuple[Tensor, dict[str
     return loss.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kernels", "is_checkpointed"), [(None, False), (None, True), ("reference", False)]
 )
