@@ -87,6 +87,8 @@ class Implementation:
     ) -> Gradients:
         """The gradients; kept: what the forward saved and, where they are read, its results."""
         assert self.backward is not None
+        if all(grad is None for grad in grads):
+            return {}
         read = {name: value for name, value in values.items() if name in self.read}
         if self.reads_results:
             num_saved = len(kept) - len(grads)

@@ -103,6 +103,11 @@ def test_only_what_the_backward_names_is_kept():
     assert not any(t is x for t in kept) and any(t is weight for t in kept)
 
 
+def test_no_gradient_of_the_result_is_none_of_the_arguments():
+    function = scale(*inputs(True, True), eps=EPS).grad_fn
+    assert function(None)[3:] == (None, None) and calls == ["forward"]
+
+
 def test_second_derivatives_are_refused():
     x, weight = inputs(True, True)
     loss = scale(x, weight, eps=EPS).sum()
