@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_checkpoints, check_inputs, check_state
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk.backward import run_with_gradients
@@ -49,6 +50,7 @@ def default_precision(op: str, dtype: torch.dtype) -> Precision:
     return PRECISIONS[dtype]
 
 
+@custom_op("kda_chunk.triton")
 def kda_chunk(
     q_TGK: Tensor,
     k_TGK: Tensor,

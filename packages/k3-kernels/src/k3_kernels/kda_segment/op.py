@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_inputs
 from k3_core.ops.kda_segment import AffineMap
 from k3_core.ops.varlen import host_lengths
@@ -19,6 +20,7 @@ from k3_kernels.kda_segment import cpu as torch_segment
 from k3_kernels.launch import last_contiguous, needs_grad
 
 
+@custom_op("kda_segment.triton")
 def kda_segment(
     k_THK: Tensor,
     v_THV: Tensor,

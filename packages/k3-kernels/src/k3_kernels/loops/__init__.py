@@ -110,7 +110,7 @@ def is_for_one_thread(work: int, most: int) -> bool:
     """Whether loops, which run on one thread, are to do that much: `most` is what they do rather
     than one thread of torch, and the more threads that has, the less it takes to pay for its calls.
     """
-    return work * torch.get_num_threads() <= most
+    return not torch.compiler.is_compiling() and work * torch.get_num_threads() <= most
 
 
 def in_dtype(dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -119,7 +119,10 @@ def in_dtype(dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether loops compute on these: one dtype, on a CPU, no gradients. Shapes are the op's."""
+    """Whether loops compute on these: one dtype, on a CPU, no gradients; not in a graph, which has
+    the forms in torch. Shapes are the op's."""
+    if torch.compiler.is_compiling():
+        return False
     dtype = None
     for tensor in tensors:
         if tensor is None:

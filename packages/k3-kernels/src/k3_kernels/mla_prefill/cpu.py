@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.mla_prefill import reference
 from k3_core.ops.varlen import host_lengths
 
 
+@custom_op("mla_prefill.cpu")
 def mla_prefill(
     q_THD: Tensor,
     k_SHD: Tensor,

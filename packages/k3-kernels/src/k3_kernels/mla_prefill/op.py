@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mla_prefill import reference
 from k3_kernels.launch import check_floats, needs_grad
 from k3_kernels.mla_prefill.backward import run_with_gradients
 from k3_kernels.mla_prefill.forward import Call, run_forward
 
 
+@custom_op("mla_prefill.triton")
 def mla_prefill(
     q_THD: Tensor,
     k_SHD: Tensor,

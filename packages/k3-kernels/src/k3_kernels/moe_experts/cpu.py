@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack, as_mxfp4, expert_weights
@@ -25,6 +26,7 @@ MAX_COPIED = 2**18
 """Weights of a stack that are copied at most: they stay in the cache of a core."""
 
 
+@custom_op("moe_experts.cpu")
 def moe_experts(
     x_TD: Tensor,
     idx_Tk: Tensor,

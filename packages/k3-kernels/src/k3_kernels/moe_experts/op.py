@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.moe_experts.reference import Activation, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
@@ -49,6 +50,7 @@ with the long steps of `TILES` 66 us."""
 NARROW = 512
 
 
+@custom_op("moe_experts.triton")
 def moe_experts(
     x_TD: Tensor,
     idx_Tk: Tensor,

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mx_quantize import reference
 from k3_core.quant import BLOCK, MXTensor
 from k3_kernels.launch import FLOATS
@@ -17,6 +18,7 @@ TILE = (256, 4)
 SCALE_RULES = ("floor", "ceil")
 
 
+@custom_op("mx_quantize.triton", is_differentiable=False)
 def mx_quantize(w: Tensor, *, block: int = BLOCK) -> MXTensor:
     """As `k3_core.ops.mx_quantize.MXQuantize`, bit for bit; looks at the result once (a sync)."""
     if block != BLOCK or w.dim() == 0 or w.shape[-1] % BLOCK or w.dtype not in FLOATS:

@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.varlen import host_lengths
 
 
+@custom_op("mla_prefill.reference")
 def mla_prefill(
     q_THD: Tensor,
     k_SHD: Tensor,

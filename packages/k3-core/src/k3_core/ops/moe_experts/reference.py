@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.weights import ExpertStack, as_mxfp4, expert_weights
 from k3_core.quant import fake_mxfp8
@@ -22,6 +23,7 @@ from k3_core.quant import fake_mxfp8
 Activation = Callable[[Tensor, Tensor], Tensor]
 
 
+@custom_op("moe_experts.reference")
 def moe_experts(
     x_TD: Tensor,
     idx_Tk: Tensor,
