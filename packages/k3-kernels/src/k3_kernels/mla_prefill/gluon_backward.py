@@ -118,8 +118,7 @@ def _vectors(x_HP: Tensor) -> TensorDescriptor:
 
 
 def _tiles(dq_HPD: Tensor, columns: int) -> TensorDescriptor:
-    """Parts of tiles of dQ."""
-    dim = dq_HPD.shape[-1]
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-    shape = [dq_HPD.numel() // dim, dim]
-    return TensorDescriptor(dq_HPD, shape, [dim, 1], [QUERIES, columns], layout)
+    """Blocks [QUERIES, columns] of dQ in the order of registers, as rows of 256."""
+    layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    shape = [dq_HPD.numel() // 256, 256]
+    return TensorDescriptor(dq_HPD, shape, [256, 1], [QUERIES * columns // 256, 256], layout)

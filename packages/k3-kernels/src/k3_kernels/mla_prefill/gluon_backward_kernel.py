@@ -8,10 +8,17 @@ One warp loads; one adds the tiles of dQ to a float32 buffer.
 The order of these additions is fixed, from the last key tile that a query sees to the first, by a
 count for each head and tile of queries: an addition waits for the count of the one before. Programs
 take their tiles from a ticket, late keys first, so that what one waits for has started; it begins
-at its diagonal, two steps behind its predecessor, and finds each count ready.
+at its diagonal, two steps behind its predecessor, and finds each count ready. Still the adding
+warp asks for the count before the tile is there, so that the answer travels beside the products. It
+hands the tile's memory back as soon as the addition has read it, and the count on when the addition
+is done. dQ keeps the order of the registers, in shared memory and in the buffer, so that its stores
+meet no bank twice; `unpad_kernel` undoes it.
 
 Floor at T = 8192, H = 96: 5.4 TFLOP, 7.0 ms at 761 TFLOP/s; a step is 3330 cycles of products and
 3700 cycles of shared memory. Predicted 10.5 to 11.5 ms, and 0.5 ms for what is before and after.
+Measured (H200, 2026-11-30): 12.9 ms when the warp asked with the tile at hand and kept its memory
+until the addition was done, 10.9 ms with both changed; with all other kernels and the forward 16.6,
+14.6 and, dQ in the order of the registers, 14.3 ms (8 sequences of 1024: 3.2, 3.2 and 2.9 ms).
 Not interpretable: import it only where it runs.
 
 Legend: T queries, S keys, P padded queries, N sequences, H heads, D = DA + 2 DB head dim, V value
@@ -32,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from k3_kernels.mla_prefill.gluon_extra import (
     finish_and_release,
+    finish_reads,
     load_acquire,
     narrow,
     reduce_add,
@@ -125,28 +133,48 @@ def add_tiles(
     offset, num_keys, key_tile,
     DA: gl.constexpr, DB: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
-    """Adds each tile of dQ to the buffer when the key tiles behind this one have added theirs."""
+    """Adds each tile of dQ to the buffer when the key tiles behind this one have added theirs.
+
+    dq_row: the first query's row of [H P]. In the buffer a tile of BM queries is rows of 256.
+    """
+    ROWS: gl.constexpr = (DA + 2 * DB) * BM // 256
     for i in range(start, stop):
-        mbarrier.wait(dq_full, (i - start) & 1)
         last = gl.minimum(offset + i * BM + BM - 1, num_keys - 1) // BN
         turn = last - key_tile
-        row = dq_row + i * BM
+        row = (dq_row // BM + i) * ROWS
         count_at = count_ptr + i
-        if turn == 0:
-            for half in gl.static_range(2):
-                tma.async_copy_shared_to_global(
-                    dq_a_desc, [row, half * (DA // 2)], dq_a.index(half)
-                )
-                tma.async_copy_shared_to_global(dq_b_desc, [row, DA + half * DB], dq_b.index(half))
-        else:
+        if turn > 0:
             count = load_acquire(count_at)
             while count != turn:
                 count = load_acquire(count_at)
+        mbarrier.wait(dq_full, (i - start) & 1)
+        if turn == 0:
             for half in gl.static_range(2):
-                reduce_add(dq_a_desc, [row, half * (DA // 2)], dq_a.index(half))
-                reduce_add(dq_b_desc, [row, DA + half * DB], dq_b.index(half))
-        finish_and_release(count_at, turn + 1)
+                tma.async_copy_shared_to_global(
+                    dq_a_desc, [row + half * (DA // 8), 0], dq_a.index(half)
+                )
+                tma.async_copy_shared_to_global(
+                    dq_b_desc, [row + DA // 4 + half * (DB // 4), 0], dq_b.index(half)
+                )
+        else:
+            for half in gl.static_range(2):
+                reduce_add(dq_a_desc, [row + half * (DA // 8), 0], dq_a.index(half))
+                reduce_add(dq_b_desc, [row + DA // 4 + half * (DB // 4), 0], dq_b.index(half))
+        finish_reads(turn)
         mbarrier.arrive(dq_empty)
+        finish_and_release(count_at, turn + 1)
+
+
+@gluon.jit
+def fragments(x):
+    """An accumulator [64, columns] in the order of its registers, [columns / 4, 256].
+
+    Two rows are 8 columns: the 4 values that each of the 128 threads holds of them, side by side.
+    A thread stores 16 bytes at a time; by rows of queries 8, in banks that two rows share.
+    """
+    COLUMNS: gl.constexpr = x.shape[1]
+    x = x.reshape([4, 2, 8, COLUMNS // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5])
+    return x.reshape([COLUMNS // 4, 256])
 
 
 @gluon.jit
@@ -211,13 +239,13 @@ def step(
         dq_a, dq_b = start_queries(HALF_ID, none, ds, k_a, k_b, dq_a, dq_b)
         dq_a = warpgroup_mma_wait(2, deps=[dq_a])
         mbarrier.wait(dq_empty, n & 1)
-        dq_a_out.index(own).store(dq_a)
+        dq_a_out.index(own).store(fragments(dq_a))
         mbarrier.wait(q_full.index(stage), phase)
         scores = start_scores(k_a, k_b, q_a, q_b, stage, own, zeros)
         dk_a = warpgroup_mma(ds.index(own), q_a.index((n + 1) % STAGES), dk_a, is_async=True)
         dq_b = warpgroup_mma_wait(4, deps=[dq_b])
         mbarrier.arrive(ds_empty)
-        dq_b_out.index(own).store(dq_b)
+        dq_b_out.index(own).store(fragments(dq_b))
         fence_async_shared()
         mbarrier.arrive(dq_full)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -268,8 +296,8 @@ def finish(
     dk_a = warpgroup_mma(ds.index(HALF_ID), q_a.index(n % STAGES), dk_a, is_async=True)
     dq_a, dq_b = warpgroup_mma_wait(1, deps=[dq_a, dq_b])
     mbarrier.wait(dq_empty, (n & 1) ^ 1)
-    dq_a_out.index(HALF_ID).store(dq_a)
-    dq_b_out.index(HALF_ID).store(dq_b)
+    dq_a_out.index(HALF_ID).store(fragments(dq_a))
+    dq_b_out.index(HALF_ID).store(fragments(dq_b))
     fence_async_shared()
     mbarrier.arrive(dq_full)
     return warpgroup_mma_wait(0, deps=[dk_a])
@@ -395,8 +423,8 @@ def backward_kernel(
     deltas = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
     DS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds = gl.allocate_shared_memory(dtype, [2, HALF, BM], DS)
-    dq_a = gl.allocate_shared_memory(gl.float32, [2, BM, DA // 2], dq_a_desc.layout)
-    dq_b = gl.allocate_shared_memory(gl.float32, [2, BM, DB], dq_b_desc.layout)
+    dq_a = gl.allocate_shared_memory(gl.float32, [2, DA // 8, 256], dq_a_desc.layout)
+    dq_b = gl.allocate_shared_memory(gl.float32, [2, DB // 4, 256], dq_b_desc.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)

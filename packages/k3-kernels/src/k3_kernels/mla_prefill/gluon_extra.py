@@ -39,6 +39,23 @@ def load_acquire(ptr):
 
 
 @gluon.jit
+def finish_reads(value):
+    """Return `value` once this warp's copies have read shared memory, which is then free."""
+    return gl.inline_asm_elementwise(
+        """
+        cp.async.bulk.wait_group.read 0;
+        bar.warp.sync 0xffffffff;
+        mov.b32 $0, $1;
+        """,
+        "=r,r",
+        [value],
+        gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def finish_and_release(ptr, value):
     """Once this warp's copies to global memory are done there, store a count."""
     return gl.inline_asm_elementwise(

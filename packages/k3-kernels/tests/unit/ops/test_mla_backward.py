@@ -163,13 +163,26 @@ def test_where_tiles_are(device):
     assert table[5:, 3].tolist() == [0, 0]
 
 
+def _in_register_order(x):
+    """A tile [64, columns] as 128 threads hold it: 4 values of every 8 columns each."""
+    columns, thread, register = torch.meshgrid(
+        *(torch.arange(n) for n in (x.shape[1] // 8, 128, 4)), indexing="ij"
+    )
+    warp, lane = thread // 32, thread % 32
+    row = 16 * warp + lane // 4 + 8 * (register // 2)
+    return x[row, 8 * columns + 2 * (lane % 4) + register % 2].flatten()
+
+
 def test_unpadded_queries(device):
-    cu = torch.tensor([0, 20, 20, 57], device=device)
-    padded = torch.randn(2, 7 * 16, 48, generator=torch.Generator().manual_seed(0)).to(device)
-    dq = torch.full((57, 2, 48), float("nan"), device=device)
-    unpad_kernel[(14,)](padded, cu, dq, 3, 7, 2, 0.5, D=48, DA=32, DB=16, NPAD=4, ROWS=16)
-    expected = torch.cat((padded[:, :20], padded[:, 32:69]), dim=1).transpose(0, 1) / 2
-    assert torch.equal(dq, expected)
+    # 1 + 0 + 2 tiles of 128 queries, a fourth one unused; 64 queries lie as four blocks of columns.
+    cu = torch.tensor([0, 20, 20, 170], device=device)
+    padded = torch.randn(2, 4 * 128, 48, generator=torch.Generator().manual_seed(0))
+    parts = [x.split((16, 16, 8, 8), dim=1) for x in padded.view(-1, 64, 48)]
+    ordered = torch.cat([_in_register_order(x) for part in parts for x in part]).to(device)
+    dq = torch.full((170, 2, 48), float("nan"), device=device)
+    unpad_kernel[(8,)](ordered, cu, dq, 3, 4, 2, 0.5, D=48, DA=32, DB=16, NPAD=4, ROWS=128)
+    expected = torch.cat((padded[:, :20], padded[:, 128:278]), dim=1).transpose(0, 1) / 2
+    assert torch.equal(dq, expected.to(device))
 
 
 def test_second_derivatives_are_refused(device):
