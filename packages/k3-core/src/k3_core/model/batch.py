@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,8 @@ class SequenceBatch:
     replays: list[Callable[[Tensor], None]] = field(default_factory=list)
     """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
     by the given numbers of their tokens, int64 [num_decode]."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What a cache looks up once for all layers of the forward, by names of its own."""
 
     @classmethod
     def from_lengths(
