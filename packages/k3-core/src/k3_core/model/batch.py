@@ -88,6 +88,8 @@ class SequenceBatch:
     replays: list[Callable[[Tensor], None]] = field(default_factory=list)
     """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
     by the given numbers of their tokens, int64 [num_decode]."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What a cache looks up once for all layers of the forward, by names of its own."""
 
     @classmethod
     def from_lengths(
