@@ -23,7 +23,7 @@ def meta(
     return_max: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """o in `out_dtype` (None: that of v), and the heads' largest scores where they are asked for."""
+    """o in `out_dtype` (None: that of v), and the heads' largest scores where asked for."""
     o_THV = v_SHV.new_empty(*q_THD.shape[:2], v_SHV.shape[2], dtype=out_dtype)
     if not return_max:
         return o_THV
