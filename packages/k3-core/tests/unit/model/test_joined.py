@@ -27,7 +27,7 @@ def products(model, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_joined_model_gives_the_same_logits_with_fewer_products(model, monkeypatch):
+def test_a_joined_model_gives_the_same_logits_with_fewer_products(monkeypatch):
     model, ids = tiny_model(), torch.arange(7)
     counts = products(model, monkeypatch)
     expected, separate = logits_of(model, ids), len(counts)
