@@ -100,7 +100,7 @@ class Stages:
         settings = (row.lengths, kda.LOWER_BOUND, dim**-0.5, False, blocks, precision)
         self.call = Call(*settings, **options)  # type: ignore[arg-type]
         self.inputs = Inputs(*inputs.args, None)
-        self.blocks = choose_backward_blocks(dim, dim, precision)
+        self.blocks = choose_backward_blocks(dim, precision)
         self.plan = backward.plan_of(self.call, self.inputs)
         self.part, self.count = self.plan.slabs[0], len(self.plan.slabs)
         self.record = backward.make_record(self.call, self.inputs, self.plan)

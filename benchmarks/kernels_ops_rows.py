@@ -166,15 +166,15 @@ CONV_TRAINING = choices(
         conv_backward.Tile(32, 16, 64, 4, 3, 4),
     ],
 )
+_RING = attn_res_backward.RING
 MIX_TRAINING = choices(
     attn_res_backward,
-    "TILE",
+    "RING",
     [
-        attn_res_backward.Tile(512, 16, 132, 3, 128),
-        attn_res_backward.Tile(512, 16, 132, 6, 128),
-        attn_res_backward.Tile(1024, 8, 132, 4),
-        attn_res_backward.Tile(1024, 8, 264, 4, 128),
-        attn_res_backward.Tile(512, 16, 132, 4, 128),
+        _RING._replace(slots=0),  # The kernel in Triton.
+        _RING._replace(num_warps=16),
+        _RING._replace(slots=13),
+        _RING,
     ],
 )
 NORM_TRAINING = choices(

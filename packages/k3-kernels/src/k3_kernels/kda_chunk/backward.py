@@ -11,7 +11,9 @@ it into segments, whose maps are composed last first.
 Floor at T = 8192, H = 96, K = V = 128, bf16, what has to be read and written: q, k, v, gate, dO and
 four gradients, 1.8 GB, 0.43 ms; 0.4 TFLOP, 0.5 ms. With the workspace: scan 1.6 GB, reverse scan
 1.9 GB, the last kernel 3.7 GB, 1.7 ms; prep 1.3 GB where its tiles are not saved. Measured on an
-H200: prep 0.48 ms, scan 0.48 ms, reverse scan 0.74 ms, the last kernel 2.16 ms, forward 0.78 ms.
+H200: forward 0.83 ms with tiles saved, scan 0.49 ms, reverse scan 0.76 ms, the last kernel 2.09 ms;
+together 4.03 ms and 3.84 GB, or 4.51 ms and 3.48 GB with prep's 0.48 ms in place of saved tiles. At
+T = 65536, H = 24: 7.9 ms with fast gates, 9.4 ms with slow ones, 8.0 GB.
 Legend: T packed tokens, N sequences, H value heads, G key heads, K key, V value channels, C chunks,
 E saved states.
 """
@@ -72,7 +74,7 @@ def run_with_gradients(
     inputs: Inputs,
     offsets: tuple[tuple[int, ...], ...],
     checkpoints_EHVK: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """`run_forward`, differentiable."""
     return _KdaChunk.apply(call, offsets, checkpoints_EHVK, *inputs)
 
@@ -85,7 +87,7 @@ class _KdaChunk(torch.autograd.Function):
         offsets: tuple[tuple[int, ...], ...],
         checkpoints_EHVK: Tensor | None,
         *tensors: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None]:
         inputs = Inputs(*tensors)  # type: ignore[arg-type]
         plan = plan_of(call, inputs)
         # A state exported inside a chunk of the backward cuts the forward's elsewhere.
@@ -125,13 +127,13 @@ def plan_of(call: Call, inputs: Inputs) -> BackwardPlan:
     """Cuts of the backward, which the forward has to know for the states that it saves."""
     num_heads, num_v = inputs.v_THV.shape[1:]
     blocks, lengths = call.blocks, call.lengths
-    device = inputs.q_TGK.device
+    device = inputs.k_TGK.device
     num_slabs, reverse_chunks = call.backward_slabs, call.reverse_chunks
     if num_slabs is None:
         num_slabs = choose_backward_slabs(lengths, blocks.chunk, num_heads)
     if reverse_chunks is None:
         width = block_width(num_v)
-        own = choose_backward_blocks(inputs.q_TGK.shape[2], num_v, call.precision)
+        own = choose_backward_blocks(inputs.k_TGK.shape[2], call.precision)
         num_blocks, num_sms = width // min(own.values, width), num_multiprocessors(device)
         reverse_chunks = choose_segments(
             lengths, blocks.chunk, num_heads, num_blocks, num_sms, num_slabs, REVERSE
@@ -142,7 +144,7 @@ def plan_of(call: Call, inputs: Inputs) -> BackwardPlan:
 
 def make_record(call: Call, inputs: Inputs, plan: BackwardPlan) -> Record | None:
     """Room for what the forward saves of all chunks."""
-    shape, num_chunks, device = inputs.state_shape, plan.num_chunks, inputs.q_TGK.device
+    shape, num_chunks, device = inputs.state_shape, plan.num_chunks, inputs.k_TGK.device
     rest = call.blocks, call.precision
     saves = call.saves
     if saves is None:
@@ -150,7 +152,8 @@ def make_record(call: Call, inputs: Inputs, plan: BackwardPlan) -> Record | None
         saves = choose_saves(sizes, num_chunks * shape[0], plan.most_chunks * shape[0])
     if saves == Saves.NOTHING:
         return None
-    tiles = make_tiles(device, shape[0], shape[2], num_chunks, True, *rest)
+    has_reads = inputs.q_TGK is not None
+    tiles = make_tiles(device, shape[0], shape[2], num_chunks, has_reads, *rest)
     kept = None
     if saves == Saves.TILES_AND_STATES:
         kept = make_kept(device, shape, num_chunks, *rest)
@@ -164,9 +167,9 @@ def forward_and_states(
     offsets: tuple[tuple[int, ...], ...],
     checkpoints_EHVK: Tensor | None,
     record: Record | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """o, the final state, and, unless all are kept, the states [E, H, V, K] that the plan wants."""
-    device = inputs.q_TGK.device
+    device = inputs.k_TGK.device
     if record is not None and record.kept is not None:
         return *run_forward(call, inputs, (), None, record), None
     if checkpoints_EHVK is None or not any(offsets):
@@ -194,21 +197,23 @@ def _backward(
     inputs: Inputs,
     saved_EHVK: Tensor | None,
     record: Record | None,
-    o_THV: Tensor,
+    o_THV: Tensor | None,
     d_o_THV: Tensor | None,
     d_final_NHVK: Tensor | None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of all inputs."""
-    q, v = inputs.q_TGK, inputs.v_THV
-    num_key_heads, num_heads = q.shape[1], v.shape[1]
+    k, v = inputs.k_TGK, inputs.v_THV
+    num_key_heads, num_heads = k.shape[1], v.shape[1]
     plan = plan_of(call, inputs)
-    d_o_THV = torch.zeros_like(v) if d_o_THV is None else last_contiguous(d_o_THV)
+    if o_THV is not None:
+        d_o_THV = torch.zeros_like(v) if d_o_THV is None else last_contiguous(d_o_THV)
     grads = make_gradients(call, inputs, plan, d_final_NHVK)
     _run_slabs(call, inputs, plan, saved_EHVK, record, o_THV, d_o_THV, grads)
-    d_q, d_k = grads[:2]
+    d_q, d_k = grads.d_q_THK, grads.d_k_THK
     if num_key_heads != num_heads:
         groups = (num_key_heads, num_heads // num_key_heads)
-        d_q, d_k = (x.unflatten(1, groups).sum(2).to(q.dtype) for x in (d_q, d_k))
+        d_q = None if d_q is None else d_q.unflatten(1, groups).sum(2).to(k.dtype)
+        d_k = d_k.unflatten(1, groups).sum(2).to(k.dtype)
     sum_H2K = grads.sum_CH2K.sum(0)
     return (
         d_q,
@@ -224,7 +229,7 @@ def make_gradients(
     call: Call, inputs: Inputs, plan: BackwardPlan, d_final_NHVK: Tensor | None
 ) -> Gradients:
     """Room for the results; that of the state begins with the final state's."""
-    q, v, gate, beta = inputs[0], inputs[2], inputs[3], inputs[4]
+    q, k, v, gate, beta = inputs[:5]
     _, num_heads, num_k = gate.shape
     if d_final_NHVK is None:
         shape = (len(call.lengths), *inputs.state_shape)
@@ -232,11 +237,10 @@ def make_gradients(
     else:
         d_state_NHVK = d_final_NHVK.contiguous().clone()
     # The sum over value heads that share a key head comes before the rounding.
-    dtype = q.dtype if q.shape[1] == num_heads else torch.float32
-    d_q_THK, d_k_THK = (torch.empty(gate.shape, dtype=dtype, device=q.device) for _ in range(2))
+    dtype = k.dtype if k.shape[1] == num_heads else torch.float32
     return Gradients(
-        d_q_THK,
-        d_k_THK,
+        None if q is None else torch.empty(gate.shape, dtype=dtype, device=k.device),
+        torch.empty(gate.shape, dtype=dtype, device=k.device),
         torch.empty_like(v, memory_format=torch.contiguous_format),
         torch.empty_like(gate, memory_format=torch.contiguous_format),
         torch.empty_like(beta, memory_format=torch.contiguous_format),
@@ -251,14 +255,15 @@ def _run_slabs(
     plan: BackwardPlan,
     saved_EHVK: Tensor | None,
     record: Record | None,
-    o_THV: Tensor,
-    d_o_THV: Tensor,
+    o_THV: Tensor | None,
+    d_o_THV: Tensor | None,
     grads: Gradients,
 ) -> None:
     """All slabs, the last first."""
-    q, k, v, gate = (last_contiguous(x) for x in inputs[:4])
+    q, (k, v, gate) = inputs.q_TGK, (last_contiguous(x) for x in inputs[1:4])
+    q = None if q is None else last_contiguous(q)
     inputs = inputs._replace(q_TGK=q, k_TGK=k, v_THV=v, gate_THK=gate)
-    blocks = choose_backward_blocks(q.shape[2], v.shape[2], call.precision)
+    blocks = choose_backward_blocks(k.shape[2], call.precision)
     slabs = plan.slabs[::-1]
     spaces = make_workspaces(call, inputs, plan, record)
     is_pipeline = v.device.type == "cuda" and len(slabs) > 0

@@ -31,7 +31,7 @@ class BackwardBlocks:
 
 
 _HALF = {
-    # widest of K and V, rounded up: blocks for two-byte operands
+    # K, rounded up: blocks for two-byte operands
     16: BackwardBlocks(16, chunk_values=16),
     32: BackwardBlocks(32, chunk_values=32),
     64: BackwardBlocks(64),
@@ -57,7 +57,6 @@ def reverse_values(blocks: BackwardBlocks, width: int, num_scans: int) -> int:
     return values
 
 
-def choose_backward_blocks(num_k: int, num_v: int, precision: Precision) -> BackwardBlocks:
-    """Launch parameters for a shape: the table's, for the wider of K and V as a power of two."""
-    width = max(block_width(num_k), block_width(num_v))
-    return (_FLOAT if precision.operand == torch.float32 else _HALF)[width]
+def choose_backward_blocks(num_k: int, precision: Precision) -> BackwardBlocks:
+    """The table's launch parameters for K as a power of two: values only come in more blocks."""
+    return (_FLOAT if precision.operand == torch.float32 else _HALF)[block_width(num_k)]

@@ -40,7 +40,7 @@ results 2.2 GB, at 4.25 TB/s 0.90 ms; 0.14 TFLOP. One program for all channels, 
 registers and alone on its multiprocessor, took 2.58 ms on an H200: 186 programs in a row of 23 500
 cycles each, of which 6 600 issue its 26 000 instructions of warps; the others wait. Two at 128
 registers spilled 190 values and took 3.63 ms. Blocks of 64 channels, 4 warps and 168 registers
-fit three times, 12 warps that wait apart: 2.46 ms, with three stages of loads 2.16 ms.
+fit three times, 12 warps that wait apart: 2.46 ms, with three stages of loads 2.09 ms.
 Legend: K, V channels, BT chunk, BK, BV, BC blocks.
 """
 
@@ -113,6 +113,7 @@ def chunk_backward_kernel(
     BT: tl.constexpr,
     VECTORS: tl.constexpr,
     STAGES: tl.constexpr,
+    HAS_READS: tl.constexpr,
     OPERAND: tl.constexpr,
     SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -122,8 +123,8 @@ def chunk_backward_kernel(
     d_state_ptr: [chunks, heads, num_values, BK], M and B; delta_ptr: [chunks, heads, num_values,
     BT], D^T; num_values: V rounded up. o_ptr, d_v_ptr, d_q_ptr, d_k_ptr, d_gate_ptr: contiguous
     [T, value heads, channels]; d_beta_ptr: [T, heads]; sum_ptr: float32 [chunks, heads, 2, K], sums
-    of dz and dz z. inverse_scale: of the queries. Grid: chunks x
-    value heads x blocks of channels."""
+    of dz and dz z. inverse_scale: of the queries. HAS_READS: whether there are queries, o and dO.
+    Grid: chunks x value heads x blocks of channels."""
     NUM_BLOCKS: tl.constexpr = BK // BC
     part = tl.program_id(0) % NUM_BLOCKS
     pid = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)
@@ -154,23 +155,29 @@ def chunk_backward_kernel(
     k_parts = tl.zeros((BT, BV), dtype=tl.float32)
     for block in tl.range(0, num_values, BV, num_stages=STAGES):
         is_value = is_row[:, None] & (block + lane < V)[None, :]
-        d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0)
+        if HAS_READS:
+            d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0)
         d_v = tl.load(d_v_ptr + block + d_v_offset, mask=is_value, other=0.0)
         delta_t = tl.load(delta_ptr + block * BT + delta_offset)
-        o = tl.load(o_ptr + block + d_v_offset, mask=is_value, other=0.0).to(tl.float32)
+        if HAS_READS:
+            o = tl.load(o_ptr + block + d_v_offset, mask=is_value, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + block + v_offset, mask=is_value, other=0.0).to(tl.float32)
-        mix = tl.dot(d_o.to(OPERAND), delta_t, acc=mix, input_precision=PRECISION)
+        if HAS_READS:
+            mix = tl.dot(d_o.to(OPERAND), delta_t, acc=mix, input_precision=PRECISION)
         gram = tl.dot(d_v.to(OPERAND), delta_t, acc=gram, input_precision=PRECISION)
-        q_parts += o * d_o.to(tl.float32)
+        if HAS_READS:
+            q_parts += o * d_o.to(tl.float32)
         k_parts += v * d_v.to(tl.float32)
 
     # Norms: k_norm is -1 / |k|, q_norm scale / |q|.
     vector_ptr += pid * VECTORS + BK
     k_norm = tl.load(vector_ptr + row)
-    q_norm = tl.load(vector_ptr + BT + row)
-    mix *= q_norm[:, None]
+    if HAS_READS:
+        q_norm = tl.load(vector_ptr + BT + row)
+        mix *= q_norm[:, None]
     gram *= k_norm[:, None]
-    d_self = tl.sum(tl.where(i == j, mix, 0.0), 1)
+    if HAS_READS:
+        d_self = tl.sum(tl.where(i == j, mix, 0.0), 1)
     beta_offset = (first + row) * stride_bt + head * stride_bh
     beta = tl.load(beta_ptr + beta_offset, mask=is_row, other=0.0).to(tl.float32)
     beta = 1.0 / (1.0 + tl.exp2(beta * -LOG2_E))
@@ -178,9 +185,11 @@ def chunk_backward_kernel(
     d_beta = erased * (beta - 1.0) / (k_norm * k_norm)
     d_beta_ptr += (first + row) * num_heads + head
     tl.store(d_beta_ptr, d_beta.to(d_beta_ptr.dtype.element_ty), mask=is_row & (part == 0))
-    q_along = tl.sum(q_parts, 1) * q_norm * q_norm * (inverse_scale * inverse_scale)
+    if HAS_READS:
+        q_along = tl.sum(q_parts, 1) * q_norm * q_norm * (inverse_scale * inverse_scale)
     k_along = tl.sum(k_parts, 1) * -(k_norm * k_norm) - 2.0 * erased
-    mix = tl.where(i > j, mix, 0.0).to(OPERAND)
+    if HAS_READS:
+        mix = tl.where(i > j, mix, 0.0).to(OPERAND)
     gram = tl.where(i > j, gram, 0.0).to(OPERAND)
 
     # What a block of channels needs of a token is on its way while the states come.
@@ -200,7 +209,8 @@ def chunk_backward_kernel(
     is_column = column < K
     gate = load_masked(gate_ptr, column, is_column, K < BK)
     k_rows = load_masked(k_ptr, column, is_column, K < BK)
-    q_rows = load_masked(q_ptr, column, is_column, K < BK)
+    if HAS_READS:
+        q_rows = load_masked(q_ptr, column, is_column, K < BK)
     bias = load_masked(dt_bias_ptr + head * K, channel, is_channel, K < BK).to(tl.float32)
     bias = bias[:, None]
 
@@ -213,10 +223,12 @@ def chunk_backward_kernel(
         is_value = is_row[:, None] & (block + lane < V)[None, :]
         state = tl.load(state_ptr + block * BK + state_offset)
         d_state = tl.load(d_state_ptr + block * BK + state_offset)
-        d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0).to(OPERAND)
+        if HAS_READS:
+            d_o = tl.load(d_o_ptr + block + d_o_offset, mask=is_value, other=0.0).to(OPERAND)
         d_v = tl.load(d_v_ptr + block + d_v_offset, mask=is_value, other=0.0).to(OPERAND)
         delta_t = tl.load(delta_ptr + block * BT + delta_offset)
-        d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
+        if HAS_READS:
+            d_reads = tl.dot(tl.trans(state), tl.trans(d_o), acc=d_reads, input_precision=PRECISION)
         d_erase = tl.dot(tl.trans(state), tl.trans(d_v), acc=d_erase, input_precision=PRECISION)
         d_writes = tl.dot(tl.trans(d_state), delta_t, acc=d_writes, input_precision=PRECISION)
         whole_parts += state.to(tl.float32) * d_state.to(tl.float32)
@@ -236,18 +248,23 @@ def chunk_backward_kernel(
     d_writes = tl.dot(erase, gram, acc=d_writes, input_precision=PRECISION)
     x = erase.to(tl.float32) * d_erase
     d_k = d_erase * up - k_along[None, :] * k
-    q = tl.trans(q_rows).to(tl.float32)
-    reads = (q * up).to(OPERAND)
-    d_reads = d_reads * q_norm[None, :]
-    d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
-    d_writes = tl.dot(reads, mix, acc=d_writes, input_precision=PRECISION)
-    x += reads.to(tl.float32) * d_reads
+    if HAS_READS:
+        q = tl.trans(q_rows).to(tl.float32)
+        reads = (q * up).to(OPERAND)
+        d_reads = d_reads * q_norm[None, :]
+        d_reads = tl.dot(writes, tl.trans(mix), acc=d_reads, input_precision=PRECISION)
+        d_writes = tl.dot(reads, mix, acc=d_writes, input_precision=PRECISION)
+        x += reads.to(tl.float32) * d_reads
     x -= writes.to(tl.float32) * d_writes
-    d_q = d_reads * up + d_self[None, :] * k - q_along[None, :] * q
     offset = out_offset + column
     is_in = is_row[:, None] & is_column
-    tl.store(d_q_ptr + offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
-    d_k += d_writes * down + d_self[None, :] * q
+    if HAS_READS:
+        d_q = d_reads * up + d_self[None, :] * k - q_along[None, :] * q
+        tl.store(d_q_ptr + offset, tl.trans(d_q.to(d_q_ptr.dtype.element_ty)), mask=is_in)
+    d_written = d_writes * down
+    if HAS_READS:
+        d_written += d_self[None, :] * q
+    d_k += d_written
     tl.store(d_k_ptr + offset, tl.trans(d_k.to(d_k_ptr.dtype.element_ty)), mask=is_in)
 
     # The gate is loaded again, rather than kept in registers. One of -inf has share 0 and no part.

@@ -41,9 +41,10 @@ class Workspace(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Results by value head; sums: of dz and dz z over the tokens of each chunk (gates)."""
+    """Results by value head, of queries if there are; sums: of dz and dz z over the tokens of each
+    chunk (gates)."""
 
-    d_q_THK: Tensor
+    d_q_THK: Tensor | None
     d_k_THK: Tensor
     d_v_THV: Tensor
     d_gate_THK: Tensor
@@ -56,7 +57,8 @@ def make_workspace(call: Call, inputs: Inputs, num_chunks: int, record: Record |
     """Room for what of a slab was not saved."""
     device, shape, rest = inputs.v_THV.device, inputs.state_shape, (call.blocks, call.precision)
     if record is None:
-        tiles = make_tiles(device, shape[0], shape[2], num_chunks, True, *rest)
+        has_reads = inputs.q_TGK is not None
+        tiles = make_tiles(device, shape[0], shape[2], num_chunks, has_reads, *rest)
         return make_workspace(call, inputs, num_chunks, Record(tiles, None, False))
     kept = record.kept or make_kept(device, shape, num_chunks, *rest)
     rows, width = map(block_width, shape[1:])
@@ -87,7 +89,7 @@ def keep_states(
         None,
         None,
         saved_EHVK.shape[0] > 0,
-        inputs.q_TGK.shape[2],
+        inputs.k_TGK.shape[2],
         call.blocks,
         call.precision,
         space.kept,
@@ -98,7 +100,7 @@ def run_reverse(
     call: Call,
     part: ReverseSlab,
     space: Workspace,
-    d_o_THV: Tensor,
+    d_o_THV: Tensor | None,
     grads: Gradients,
     blocks: BackwardBlocks,
 ) -> None:
@@ -110,7 +112,7 @@ def run_reverse(
     starts = grads.d_state_NHVK
     if segments.maps.count:
         shape = (segments.count, num_heads, num_v, num_k)
-        maps = make_maps(shape, call.precision.forget is not None, d_o_THV.device)
+        maps = make_maps(shape, call.precision.forget is not None, starts.device)
         _reverse_pieces(call, segments.maps, space, d_o_THV, grads, starts, blocks, maps)
         starts = run_combine(maps, segments.parts, starts, None, False, call.blocks, call.precision)
     _reverse_pieces(call, segments.runs, space, d_o_THV, grads, starts, blocks, None)
@@ -120,7 +122,7 @@ def _reverse_pieces(
     call: Call,
     pieces: Pieces,
     space: Workspace,
-    d_o_THV: Tensor,
+    d_o_THV: Tensor | None,
     grads: Gradients,
     starts: Tensor,
     blocks: BackwardBlocks,
@@ -134,8 +136,9 @@ def _reverse_pieces(
     num_blocks = num_value_blocks + (0 if maps is None else -(-num_k // values))
     can_forget = maps is not None and maps.kept_JH is not None
     transition, end, known = (None, grads.d_state_NHVK, None) if maps is None else maps
+    d_out = grads.d_v_THV if d_o_THV is None else d_o_THV
     reverse_kernel[(pieces.count * num_heads * num_blocks,)](
-        d_o_THV,
+        d_out,
         grads.d_v_THV,
         *space.tiles,
         pieces.table,
@@ -146,7 +149,7 @@ def _reverse_pieces(
         space.d_state_CHVK,
         num_heads,
         precision.forget or 0.0,
-        *d_o_THV.stride()[:2],
+        *d_out.stride()[:2],
         *grads.d_v_THV.stride()[:2],
         K=num_k,
         V=num_v,
@@ -159,6 +162,7 @@ def _reverse_pieces(
         NUM_BLOCKS=num_blocks,
         NUM_VALUE_BLOCKS=num_value_blocks,
         IS_SUMMARY=maps is not None,
+        HAS_READS=d_o_THV is not None,
         MAX_CHUNKS=triton.next_power_of_2(pieces.most_chunks) if can_forget else 0,
         OPERAND=TRITON[precision.operand],
         PRECISION=precision.dot,
@@ -171,8 +175,8 @@ def run_chunks(
     inputs: Inputs,
     part: ReverseSlab,
     space: Workspace,
-    o_THV: Tensor,
-    d_o_THV: Tensor,
+    o_THV: Tensor | None,
+    d_o_THV: Tensor | None,
     grads: Gradients,
     blocks: BackwardBlocks,
 ) -> None:
@@ -184,6 +188,9 @@ def run_chunks(
         return
     width, key_width = block_width(num_v), block_width(num_k)
     channels = min(blocks.channels, key_width)
+    # Without reads what is given in place of these is not touched.
+    q, d_q = k if q is None else q, grads.d_k_THK if grads.d_q_THK is None else grads.d_q_THK
+    d_out = v if d_o_THV is None else d_o_THV
     chunk_backward_kernel[(slab.num_chunks * num_heads * (key_width // channels),)](
         q,
         k,
@@ -192,14 +199,14 @@ def run_chunks(
         A_log_H.contiguous(),
         dt_bias_HK.contiguous(),
         v,
-        o_THV,
-        d_o_THV,
+        d_out if o_THV is None else o_THV,
+        d_out,
         grads.d_v_THV,
         slab.chunks,
         space.tiles.vector_CHX,
         *space.kept,
         space.d_state_CHVK,
-        grads.d_q_THK,
+        d_q,
         grads.d_k_THK,
         grads.d_gate_THK,
         grads.d_beta_TH,
@@ -208,7 +215,7 @@ def run_chunks(
         width,
         call.lower_bound,
         1.0 / call.scale if call.scale else 0.0,
-        *(s for x in (q, k, gate, beta, v, d_o_THV) for s in x.stride()[:2]),
+        *(s for x in (q, k, gate, beta, v, d_out) for s in x.stride()[:2]),
         GROUP=num_heads // q.shape[1],
         K=num_k,
         V=num_v,
@@ -218,6 +225,7 @@ def run_chunks(
         BT=call.blocks.chunk,
         VECTORS=space.tiles.vector_CHX.shape[2],
         STAGES=blocks.chunk_stages,
+        HAS_READS=o_THV is not None,
         OPERAND=TRITON[precision.operand],
         SUMS=TRITON[precision.sums],
         PRECISION=precision.dot,

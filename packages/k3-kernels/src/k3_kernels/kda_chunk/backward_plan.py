@@ -80,8 +80,8 @@ def choose_saves(sizes: tuple[int, int, int], num_chunks: int, slab_chunks: int)
     """What a forward saves so that with the workspace of two slabs it takes no more than inputs, o,
     dO and gradients do; chunks are counted with heads, sizes are launch.chunk_bytes.
 
-    A chunk's tiles spare prep's 20 ns on an H200, and its states and deltas the scan's 20 ns less
-    the 8 ns of their stores.
+    A chunk's tiles spare prep's 20 ns on an H200, and its states and deltas the scan's 20 ns, each
+    less the 2 to 8 ns of their stores.
     """
     tiles, kept, state = sizes
     # A state has V K of 16 bits, a chunk 10 tensors of 32 tokens: 2.5 of it where V = K = 128.

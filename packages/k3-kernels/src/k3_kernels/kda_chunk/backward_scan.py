@@ -17,9 +17,9 @@ transpose of the piece's map of states, and forgets as it does: with prep's boun
 where less than 2^forget of any gradient is left before the piece; A is then 0.
 
 Floor at T = 8192, H = 96, K = V = 128, bf16: tiles 0.7 GB, dO and dv 0.4 GB, B 0.8 GB, at 4.25 TB/s
-0.45 ms; 0.08 TFLOP, 0.11 ms. Measured on an H200: 0.735 ms with blocks of 64
-values, 1.2 ms with 32. At T = 65536, H = 24 it is 4.2 ms, of its own chain: 2048 chunks of 2.05 us,
-on 48 programs.
+0.45 ms; 0.08 TFLOP, 0.11 ms. Measured on an H200: 0.76 ms with blocks of 64 values, 1.2 ms with 32.
+At T = 65536, H = 24 it is 4.1 ms uncut, of its own chain: 2048 chunks of 2.0 us, on 48 programs; in
+three segments a slab 1.8 ms, and their maps 0.2 ms with fast gates, 1.1 ms with slow ones.
 Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
 """
 
@@ -56,6 +56,7 @@ def reverse_kernel(
     NUM_BLOCKS: tl.constexpr,
     NUM_VALUE_BLOCKS: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
+    HAS_READS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -64,7 +65,7 @@ def reverse_kernel(
     after the piece, and that of end_ptr (-1: none), before it: float32 [.., heads, V, K]. map_ptr,
     known_ptr: of a summary, by that number, [.., heads, K, K], A, and int32 [.., heads], 0 where
     it is 0. kept_ptr: [chunks, heads, NUM_BLOCKS BV, BK], B. All chunks of a piece but the last are
-    full. MAX_CHUNKS: as in scan.py. Grid: pieces x heads x blocks."""
+    full. HAS_READS: is there dO. MAX_CHUNKS: as in scan.py. Grid: pieces x heads x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads
@@ -118,24 +119,29 @@ def reverse_kernel(
         is_token = (row < num_tokens - (last - step) * BT)[:, None] & is_value
         half = tl.load(vector_ptr + channel)[None, :]
         writes = tl.load(tile_ptr + BT * BK + tile_offset)
-        d_o = tl.load(d_o_ptr + o_offset, mask=is_token, other=0.0)
-        q_norm = tl.load(vector_ptr + BK + BT + row)
-        mix = tl.load(tile_ptr + 3 * BT * BK + BT * BT + pair_offset)
+        if HAS_READS:
+            d_o = tl.load(d_o_ptr + o_offset, mask=is_token, other=0.0)
+            q_norm = tl.load(vector_ptr + BK + BT + row)
+            mix = tl.load(tile_ptr + 3 * BT * BK + BT * BT + pair_offset)
         solve = tl.load(tile_ptr + 2 * BT * BK + pair_offset)
         k_norm = tl.load(vector_ptr + BK + row)
-        reads = tl.load(tile_ptr + 2 * BT * BK + BT * BT + tile_offset)
+        if HAS_READS:
+            reads = tl.load(tile_ptr + 2 * BT * BK + BT * BT + tile_offset)
         erase = tl.load(tile_ptr + tile_offset)
 
         d_state = d_state * half
         operand = d_state.to(OPERAND)
         if not IS_SUMMARY:
             tl.store(kept_ptr + kept_offset, operand)
-        d_o_t = (tl.trans(d_o).to(tl.float32) * q_norm[None, :]).to(OPERAND)
-        d_delta = tl.dot(d_o_t, mix, input_precision=PRECISION)
+        d_delta = tl.zeros((BV, BT), tl.float32)
+        if HAS_READS:
+            d_o_t = (tl.trans(d_o).to(tl.float32) * q_norm[None, :]).to(OPERAND)
+            d_delta = tl.dot(d_o_t, mix, input_precision=PRECISION)
         d_delta = tl.dot(operand, tl.trans(writes), acc=d_delta, input_precision=PRECISION)
         d_error = tl.dot(d_delta.to(OPERAND), solve, input_precision=PRECISION)
         d_erased = (d_error * k_norm[None, :]).to(OPERAND)
-        d_state = tl.dot(d_o_t, reads, acc=d_state, input_precision=PRECISION)
+        if HAS_READS:
+            d_state = tl.dot(d_o_t, reads, acc=d_state, input_precision=PRECISION)
         d_state = tl.dot(d_erased, erase, acc=d_state, input_precision=PRECISION) * half
         if not IS_SUMMARY:
             d_v = tl.trans(d_error).to(d_v_ptr.dtype.element_ty)

@@ -30,9 +30,10 @@ class Saves(IntEnum):
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call, checked; a given initial state is contiguous."""
+    """The tensors of a call, checked; a given initial state is contiguous. Without queries there
+    are no outputs, only the final state."""
 
-    q_TGK: Tensor
+    q_TGK: Tensor | None
     k_TGK: Tensor
     v_THV: Tensor
     gate_THK: Tensor
@@ -44,7 +45,7 @@ class Inputs(NamedTuple):
     @property
     def state_shape(self) -> tuple[int, ...]:
         """[H, V, K]."""
-        return (*self.v_THV.shape[1:], self.q_TGK.shape[2])
+        return (*self.v_THV.shape[1:], self.k_TGK.shape[2])
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ def run_forward(
     offsets: tuple[tuple[int, ...], ...],
     exports_EHVK: Tensor | None,
     record: Record | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """o and the final state; the states after `offsets` go to `exports_EHVK`, what a
     backward takes to `record`."""
-    device, blocks, lengths = inputs.q_TGK.device, call.blocks, call.lengths
+    device, blocks, lengths = inputs.k_TGK.device, call.blocks, call.lengths
     num_heads, num_v = inputs.v_THV.shape[1:]
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
     num_sms = num_multiprocessors(device)

@@ -237,7 +237,7 @@ def run_combine(
 
 def run_scan(
     v_THV: Tensor,
-    o_THV: Tensor,
+    o_THV: Tensor | None,
     tiles: Tiles,
     slab: Slab,
     initial: Tensor | None,
@@ -249,7 +249,7 @@ def run_scan(
     kept: Kept | None = None,
 ) -> None:
     """The tokens of a slab of o [T, H, V]; `final` [N, H, V, K] and `exports` [E, H, V, K] receive
-    states when given. A slab that goes on with a sequence takes its state from `final`."""
+    states; all when given. A slab that goes on with a sequence takes its state from `final`."""
     pieces, has_carry = slab.pieces, slab.has_carry
     segments = slab.segments
     if segments is not None:
@@ -281,7 +281,7 @@ def scan_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def run_plan(
-    q_THK: Tensor,
+    q_THK: Tensor | None,
     k_THK: Tensor,
     v_THV: Tensor,
     gates: Gates,
@@ -293,17 +293,19 @@ def run_plan(
     blocks: Blocks,
     precision: Precision,
     record: Record | None = None,
-) -> Tensor:
-    """o [T, H, V] of all slabs; states as in run_scan. What a backward takes goes to `record`."""
-    num_k, num_heads = q_THK.shape[2], v_THV.shape[1]
-    q_THK, k_THK, v_THV = (last_contiguous(x) for x in (q_THK, k_THK, v_THV))
+) -> Tensor | None:
+    """o [T, H, V] of all slabs, where there are queries; states as in run_scan. What a backward
+    takes goes to `record`."""
+    num_k, num_heads, has_reads = k_THK.shape[2], v_THV.shape[1], q_THK is not None
+    k_THK, v_THV = last_contiguous(k_THK), last_contiguous(v_THV)
+    q_THK = None if q_THK is None else last_contiguous(q_THK)
     gates = gates._replace(gate_THK=last_contiguous(gates.gate_THK))
-    o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
+    o_THV = torch.empty_like(v_THV, memory_format=torch.contiguous_format) if has_reads else None
     counts = [slab.num_chunks for slab in plan.slabs]
     if record is None:
         most = max(counts)
         workspaces = [
-            make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
+            make_tiles(v_THV.device, num_heads, num_k, most, has_reads, blocks, precision)
             for _ in plan.slabs[:2]
         ]
     else:

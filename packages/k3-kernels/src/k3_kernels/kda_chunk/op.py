@@ -110,6 +110,7 @@ def kda_chunk(
         saves,
     )
     inputs = Inputs(*args, initial_state_NHVK)
-    if needs_grad(*inputs):
-        return run_with_gradients(call, inputs, offsets, checkpoints_EHVK)
-    return run_forward(call, inputs, offsets, checkpoints_EHVK)
+    run = run_with_gradients if needs_grad(*inputs) else run_forward
+    o_THV, final_NHVK = run(call, inputs, offsets, checkpoints_EHVK)
+    assert o_THV is not None  # There are queries.
+    return o_THV, final_NHVK

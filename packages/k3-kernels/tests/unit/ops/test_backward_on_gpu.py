@@ -19,6 +19,8 @@ from k3_kernels.gated_rms_norm.op import gated_rms_norm
 from k3_kernels.kda_chunk.cpu import kda_chunk as kda_oracle
 from k3_kernels.kda_chunk.forward import Saves
 from k3_kernels.kda_chunk.op import kda_chunk
+from k3_kernels.kda_segment.cpu import kda_segment as segment_oracle
+from k3_kernels.kda_segment.op import kda_segment
 from k3_kernels.moe_experts.op import moe_experts
 from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.short_conv.op import short_conv
@@ -190,3 +192,32 @@ def test_capture_of_kda_chunk():
         captured = _gradients(call, inputs, d_results)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+SEGMENT_LIMITS = (8e-3, 8e-3, 2e-2, 2e-2, 5e-2, 8e-3)
+"""Of k, v, gate, beta, A_log, dt_bias."""
+
+
+def _segment(function, *inputs, offsets):
+    return function(*inputs, lower_bound=-5.0, cu_seqlens_N1=offsets, seqlens=LENGTHS)
+
+
+@pytest.mark.parametrize("middle", [0.0, -6.5])
+@pytest.mark.parametrize("logits", [(0.0,), (-30.0, 0.0, 4.0)])
+def test_gradients_of_kda_segment(middle, logits):
+    (_, *inputs, state), _ = _kda_inputs(middle, logits)
+    d_results = [torch.randn_like(state), torch.randn_like(state)]
+    offsets = _kda_offsets()
+    call = partial(_segment, kda_segment, offsets=offsets)
+    got = _gradients(call, inputs, d_results)
+    exact = [[t.double() for t in part] for part in (inputs, d_results)]
+    expected = _gradients(partial(_segment, segment_oracle, offsets=offsets), *exact)
+    found = [relative_error(g, e) for g, e in zip(got, expected, strict=True)]
+    assert all(x < limit for x, limit in zip(found, SEGMENT_LIMITS, strict=True)), found
+    again = _gradients(call, inputs, d_results)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = _gradients(call, inputs, d_results)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, got, strict=True))
