@@ -71,7 +71,7 @@ def make_padded_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Padde
         BLOCK=1024,
         num_warps=4,
     )
-    tiles = list_tiles(starts, num_routes, block_rows)
+    tiles = list_tiles(starts, num_routes, block_rows, PAD)
     return PaddedPlan(order, place_Tk, starts, *tiles, block_rows)
 
 

@@ -106,6 +106,16 @@ def test_padded_plan(device):
     )
 
 
+def test_tiles_share_an_experts_rows(device):
+    # 7 units in tiles of at most 3: 2, 2 and 3; an expert without rows has no tile.
+    starts = torch.tensor([0, 7, 7, 8, 12], dtype=torch.int32, device=device) * 64
+    expert, row, size = plan.list_tiles(starts, 12 * 64, 3 * 64, 64)
+    assert expert.tolist()[:6] == [0, 0, 0, 2, 3, 3] and set(expert.tolist()[6:]) <= {-1}
+    assert [r // 64 for r in row.tolist()[:6]] == [0, 2, 4, 7, 8, 10]
+    assert [n // 64 for n in size.tolist()[:6]] == [2, 2, 3, 1, 2, 2]
+    assert size[-1] == 6 and len(size) == len(expert) + 1
+
+
 @pytest.mark.parametrize("needed", range(5))
 def test_a_single_input_that_needs_a_gradient(needed, device):
     problem = _Problem(device)
