@@ -29,9 +29,9 @@ PAD = 64
 
 @dataclass(frozen=True, eq=False)
 class PaddedPlan:
-    """order: route of each row [S], -1 for none. place: row of each route [T, k], -1 for none.
+    """order: route of each row [S], -1 for padding, -2 behind all experts.
 
-    starts [E + 1]: first row of each expert, multiples of `PAD`. tile_expert, tile_row and
+    place: row of each route [T, k], -1 for none. starts [E + 1]: first row of each expert, multiples of `PAD`. tile_expert, tile_row and
     tile_size: as in `Plan`. S is the bound that R and E give, so that no size is read from the
     device. All int32.
     """
@@ -76,7 +76,7 @@ def make_padded_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Padde
 
 
 def gather_rows(x_TD: Tensor, plan: PaddedPlan) -> Tensor:
-    """The rows [S, D] of x, zeros where there is no route."""
+    """The rows [S, D] of x, zeros in the padding, anything behind all experts."""
     x_TD, width = x_TD.contiguous(), x_TD.shape[1]
     out_SD = torch.empty(plan.num_rows, width, dtype=x_TD.dtype, device=x_TD.device)
     block = min(4096, triton.next_power_of_2(width))

@@ -99,7 +99,7 @@ def test_padded_plan(device):
         for rows_of, size in zip(own, padded, strict=True)
         for route in [*rows_of, *[-1] * (size - len(rows_of))]
     ]
-    assert made.order.tolist() == expected + [-1] * (made.num_rows - len(expected))
+    assert made.order.tolist() == expected + [-2] * (made.num_rows - len(expected))
     place = made.place.flatten().tolist()
     assert all(
         p == (made.order.tolist().index(r) if 0 <= flat[r] < 6 else -1) for r, p in enumerate(place)
