@@ -241,7 +241,7 @@ def multiply(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["num_tiles"])
+@gluon.jit
 def product_kernel(
     left, more_left, right, more_right, out, more_out,
     expert_ptr, row_ptr, size_ptr, starts_ptr, num_tiles, num_steps, N, K,
