@@ -32,8 +32,8 @@ class PaddedPlan:
     """order: route of each row [S], -1 for padding, -2 behind all experts.
 
     place: row of each route [T, k], -1 for none. starts [E + 1]: first row of each expert,
-    multiples of `PAD`. tile_expert, tile_row and tile_size: as in `Plan`. S is the bound that R and E give, so that no size is read from the
-    device. All int32.
+    multiples of `PAD`. tile_expert, tile_row and tile_size: as in `Plan`. S is the bound that R
+    and E give, so that no size is read from the device. All int32.
     """
 
     order: Tensor
