@@ -7,6 +7,11 @@ dW2 = sum of g (w h)^T; dgate, dup of w u; dW1, dW3 = sums of dgate x^T, dup x^T
 routes. Every sum has one order. Rounding to MXFP4 and MXFP8 is made again as well, and passes
 gradients on unchanged (report 8.7).
 
+On an H200, 32,768 rows of 112 experts of 3584 -> 3072 are 11 products of .72 TFLOP, two of them
+made again: 10.4 ms at 761 TFLOP/s, 11.3 as an expert's 292 rows are 320 for eight of them and 304
+for three. Measured, the eight take 9.3 ms, 686 TFLOP/s of what they multiply. The passes between
+them move 3.6 GB: .85 ms, .95 measured.
+
 Legend: T tokens, k routes a token, S padded rows, E experts, D width, I expert width.
 """
 

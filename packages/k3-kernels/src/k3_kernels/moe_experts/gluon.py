@@ -6,6 +6,8 @@ in chunks of 64 outputs. An expert's rows are shared out evenly: 292 are five ti
 128 and 192. A tile of 192 moves 37 bytes a cycle at the full rate, one of 128 rows 48, and the L2
 cache of an H200 gives about 30 to each multiprocessor. Shared memory: 96 bytes a cycle are read (a
 product of 256 columns at once would read 80, but ptxas takes those with fewer threads only).
+Gradients of weights have five steps a tile and much to write: tiles of 128 x 256, of which each of
+two warpgroups writes its half at once; their sums end at the next 16 rows.
 Not interpretable: import it only where it runs.
 
 Legend: S padded rows, E experts, M rows and N outputs of a product, K its inputs.
@@ -16,7 +18,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,15 +35,19 @@ from k3_kernels.tl_math import sigmoid, situ
 
 ROWS, OUTPUTS, STEP, CHUNK = 64, 256, 64, 64
 """Rows of a warpgroup, outputs of a tile, inputs a step, outputs that are written at once."""
-WARPGROUPS, GROUP = 3, 4
-"""Of a program; tiles that are neighbours in time share a column block of weights."""
-STAGES = {2: 4, 3: 3}
-"""Steps loaded ahead: what shared memory holds beside two chunks of each warpgroup."""
-REGISTERS = {2: 240, 3: 160}
-"""Of a thread of a warpgroup; the loading warp gets 24."""
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+STAGES = 3
+"""Steps loaded ahead: what shared memory holds beside the results that wait to be written."""
 GLU, FORWARD, BACKWARD, WEIGHTS = range(4)
 """Forms: both up-projections with SiTU-GLU; weights [N, K]; weights [K, N]; left^T right."""
+WARPGROUPS = (3, 3, 3, 2)
+"""Of a program, by form. On an H200, 32,768 rows: both up-projections 2302 us with three, 3439 with
+two; a gradient of weights 1461 with three, 1235 with two that each write their half at once, 1364
+when they write it in chunks."""
+REGISTERS = {2: 240, 3: 160}
+"""Of a thread of so many warpgroups; the loading warp gets 24."""
+GROUPS = (4, 2, 2, 4)
+"""By form: tiles that are neighbours in time share a column block of weights."""
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @gluon.jit
@@ -51,12 +56,15 @@ def find_tile(
     NUM_BLOCKS: gl.constexpr, GROUP: gl.constexpr, IS_WEIGHTS: gl.constexpr, ROWS: gl.constexpr,
     BK: gl.constexpr, UNITS: gl.constexpr,
 ):  # fmt: skip
-    """(expert, first row of the result in it, block of outputs, first row, steps, warpgroups)."""
+    """(expert, first row of the result in it, block of outputs, first row, steps, warpgroups).
+
+    Of gradients of weights, which give every warpgroup work, the last is the rows in sixteens.
+    """
     expert_ptr, row_ptr, size_ptr, starts_ptr, num_steps, K = tiles
     # The tiles of a group take turns, so that no program gets the short ones alone.
     turn = t // GROUP // gl.maximum(gl.num_programs(0) // GROUP, 1)
     if IS_WEIGHTS:
-        blocks_m = (K + UNITS * ROWS - 1) // (UNITS * ROWS)
+        blocks_m = K // (UNITS * ROWS)
         expert = t // (blocks_m * NUM_BLOCKS)
         inner = t % (blocks_m * NUM_BLOCKS)
         group = inner // (GROUP * NUM_BLOCKS) * GROUP
@@ -64,8 +72,8 @@ def find_tile(
         m = (group + inner % (GROUP * NUM_BLOCKS) % width) * (UNITS * ROWS)
         block = inner % (GROUP * NUM_BLOCKS) // width
         row = gl.load(starts_ptr + expert)
-        steps = (gl.load(starts_ptr + expert + 1) - row) // BK
-        return expert, m, block, row, steps, gl.minimum((K - m) // ROWS, UNITS)
+        pieces = (gl.load(size_ptr + expert + 1) - gl.load(size_ptr + expert) + 15) // 16
+        return expert, m, block, row, (pieces * 16 + BK - 1) // BK, pieces
     else:
         inner = t % (GROUP * NUM_BLOCKS)
         tile = t // (GROUP * NUM_BLOCKS) * GROUP + (inner + turn) % GROUP
@@ -108,11 +116,14 @@ def load_steps(
             is_more = (SOURCES == 2) & (i >= num_steps // 2)
             if SOURCES == 2:
                 k = gl.where(is_more, k - K, k)
-            for u in gl.static_range(UNITS):
-                mbarrier.expect(bar, (BN + (u + 1) * ROWS) * BK * 2, pred=units == u + 1)
+            if IS_WEIGHTS:
+                mbarrier.expect(bar, (BN + UNITS * ROWS) * BK * 2)
+            else:
+                for u in gl.static_range(UNITS):
+                    mbarrier.expect(bar, (BN + (u + 1) * ROWS) * BK * 2, pred=units == u + 1)
             for u in gl.static_range(UNITS):
                 a = left_smem.index(UNITS * stage + u)
-                has = u < units
+                has = (units > 0) if IS_WEIGHTS else (u < units)
                 at = [row + k, m + u * ROWS] if IS_WEIGHTS else [row + u * ROWS, k]
                 if SOURCES == 2:
                     tma.async_copy_global_to_shared(more_left, at, bar, a, has & is_more)
@@ -157,6 +168,21 @@ def write_pair(staged, x, first: gl.constexpr, out, row, column):
 
 
 @gluon.jit
+def multiply_some(a, b, acc, pieces):
+    """acc + a^T b over the first 16, 32 or 48 rows of both."""
+    if pieces > 1:
+        first = warpgroup_mma(a.slice(0, 32).permute((1, 0)), b.slice(0, 32), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[first])
+    if pieces == 1:
+        one = warpgroup_mma(a.slice(0, 16).permute((1, 0)), b.slice(0, 16), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[one])
+    if pieces == 3:
+        last = warpgroup_mma(a.slice(32, 16).permute((1, 0)), b.slice(32, 16), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[last])
+    return acc
+
+
+@gluon.jit
 def tanh(x):
     """To 2^-11 of its value, a quarter of what bfloat16 rounds away."""
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
@@ -197,9 +223,15 @@ def multiply(
             gl.minimum(t + gl.num_programs(0), gl.maximum(num_tiles, 1) - 1), tiles, NUM_BLOCKS,
             GROUP, IS_WEIGHTS, ROWS, BK, UNITS,
         )  # fmt: skip
-        if units > UNIT:
+        if IS_WEIGHTS:
+            whole = units * 16 // BK
+            is_own = True
+        else:
+            whole = steps
+            is_own = units > UNIT
+        if is_own:
             acc = gl.zeros((ROWS, BN), gl.float32, ACC)
-            for i in range(steps):
+            for i in range(whole):
                 stage = count % STAGES
                 mbarrier.wait(full.index(stage), (count // STAGES) & 1)
                 a = left_smem.index(UNITS * stage + UNIT)
@@ -213,11 +245,22 @@ def multiply(
                 mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=i > 0)
                 count += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=steps > 0)
+            mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=whole > 0)
             at = m + UNIT * ROWS
-            if IS_WEIGHTS:
-                at += expert * tiles[5]
-            if FORM == 0:
+            if FORM == 3:
+                if steps > whole:
+                    stage = count % STAGES
+                    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+                    a = left_smem.index(UNITS * stage + UNIT)
+                    acc = multiply_some(a, right_smem.index(stage), acc, units % 4)
+                    mbarrier.arrive(empty.index(stage))
+                    count += 1
+                tma.store_wait(0)
+                buffer = staged.index(UNIT)
+                buffer.store(acc.to(out.dtype))
+                fence_async_shared()
+                tma.async_copy_shared_to_global(out, [expert * tiles[5] + at, block * BN], buffer)
+            elif FORM == 0:
                 gate, up = halves(acc)
                 h = gated(gate, up, beta, linear_beta, HAS_CAP, out.dtype == gl.bfloat16)
                 write_pair(staged, h, 2 * UNIT, out, at, block * (BN // 2))
@@ -250,14 +293,20 @@ def product_kernel(
     SIDES: gl.constexpr, HAS_CAP: gl.constexpr, STAGES: gl.constexpr, UNITS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of `FORM`, num_tiles of them over all programs. K: of weights' gradients their rows."""
+    """Tiles of `FORM`, num_tiles of them over all programs.
+
+    Of weights' gradients, K: their rows; size_ptr: first row of each expert without padding.
+    """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     left_smem = gl.allocate_shared_memory(left.dtype, [UNITS * STAGES, 64, 64], left.layout)
     if FORM < 2:
         right_smem = gl.allocate_shared_memory(left.dtype, [STAGES, 256, 64], right.layout)
     else:
         right_smem = gl.allocate_shared_memory(left.dtype, [STAGES, 64, 256], right.layout)
-    staged = gl.allocate_shared_memory(out.dtype, [2 * UNITS, 64, 64], out.layout)
+    if FORM < 3:
+        staged = gl.allocate_shared_memory(out.dtype, [2 * UNITS, 64, 64], out.layout)
+    else:
+        staged = gl.allocate_shared_memory(out.dtype, [UNITS, 64, 256], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
@@ -324,8 +373,8 @@ def weight_gradient(left_SM: Tensor, right_SN: Tensor, plan: PaddedPlan) -> Tens
     out = left_SM.new_empty(num_experts, m, n)
     num_blocks = n // OUTPUTS
     left, right = _describe(left_SM, STEP, ROWS), _describe(right_SN, STEP, OUTPUTS)
-    outs = _describe(out, ROWS, CHUNK)
-    num_tiles = num_experts * triton.cdiv(m, plan.block_rows) * num_blocks
+    outs = _describe(out, ROWS, OUTPUTS)
+    num_tiles = num_experts * (m // (ROWS * WARPGROUPS[WEIGHTS])) * num_blocks
     descriptors = left, left, right, right, outs, outs
     _launch(descriptors, plan, WEIGHTS, num_tiles, (0, n, m), num_blocks)
     return out
@@ -367,24 +416,24 @@ def _launch(
 ) -> None:
     """sizes: steps, N and K of `product_kernel`."""
     beta, linear_beta = betas
-    units = plan.block_rows // ROWS
+    units = WARPGROUPS[form]
     product_kernel[(min(num_tiles, _num_processors(plan.starts.device)),)](
         *descriptors,
         plan.tile_expert,
         plan.tile_row,
-        plan.tile_size,
+        plan.begins if form == WEIGHTS else plan.tile_size,
         plan.starts,
         num_tiles,
         *sizes,
         float(beta),
         1.0 if linear_beta is None else float(linear_beta),
         NUM_BLOCKS=num_blocks,
-        GROUP=GROUP,
+        GROUP=GROUPS[form],
         FORM=form,
         SOURCES=sources,
         SIDES=sides,
         HAS_CAP=linear_beta is not None,
-        STAGES=STAGES[units],
+        STAGES=STAGES,
         UNITS=units,
         REGISTERS=REGISTERS[units],
         num_warps=4,

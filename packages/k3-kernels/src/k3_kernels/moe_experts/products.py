@@ -67,7 +67,7 @@ def block_rows(rows: Tensor, *widths: int) -> int:
     if uses_gluon(rows, *widths):
         from k3_kernels.moe_experts import gluon
 
-        return gluon.ROWS * gluon.WARPGROUPS
+        return gluon.ROWS * gluon.WARPGROUPS[gluon.FORWARD]
     return tiles_of(rows.dtype).rows
 
 

@@ -32,13 +32,14 @@ class PaddedPlan:
     """order: route of each row [S], -1 for padding, -2 behind all experts.
 
     place: row of each route [T, k], -1 for none. starts [E + 1]: first row of each expert,
-    multiples of `PAD`. tile_expert, tile_row and tile_size: as in `Plan`. S is the bound that R
-    and E give, so that no size is read from the device. All int32.
+    multiples of `PAD`; begins: the same without padding. tile_expert, tile_row and tile_size: as
+    in `Plan`. S is the bound that R and E give, so that no size is read from the device. All int32.
     """
 
     order: Tensor
     place: Tensor
     starts: Tensor
+    begins: Tensor
     tile_expert: Tensor
     tile_row: Tensor
     tile_size: Tensor
@@ -72,7 +73,7 @@ def make_padded_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Padde
         num_warps=4,
     )
     tiles = list_tiles(starts, num_routes, block_rows, PAD)
-    return PaddedPlan(order, place_Tk, starts, *tiles, block_rows)
+    return PaddedPlan(order, place_Tk, starts, begins, *tiles, block_rows)
 
 
 def gather_rows(x_TD: Tensor, plan: PaddedPlan) -> Tensor:

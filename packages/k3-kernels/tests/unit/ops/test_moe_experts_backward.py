@@ -94,6 +94,7 @@ def test_padded_plan(device):
     own = [[r for r, e in enumerate(flat) if e == expert] for expert in range(6)]
     padded = [-(-len(rows_of) // pad) * pad for rows_of in own]
     assert made.starts.tolist() == [sum(padded[:expert]) for expert in range(7)]
+    assert made.begins.tolist() == [sum(map(len, own[:expert])) for expert in range(7)]
     expected = [
         route
         for rows_of, size in zip(own, padded, strict=True)
