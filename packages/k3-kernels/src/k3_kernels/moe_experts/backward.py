@@ -7,6 +7,11 @@ dW2 = sum of g (w h)^T; dgate, dup of w u; dW1, dW3 = sums of dgate x^T, dup x^T
 routes. Every sum has one order. Rounding to MXFP4 and MXFP8 is made again as well, and passes
 gradients on unchanged (report 8.7).
 
+On an H200, 32,768 rows of 112 experts of 3584 -> 3072 are 11 products of .72 TFLOP, two of them
+made again: 10.4 ms at 761 TFLOP/s, 11.3 as an expert's 292 rows are 320 for eight of them and 304
+for three. Measured, the eight take 9.3 ms, 686 TFLOP/s of what they multiply. The passes between
+them move 3.6 GB: .85 ms, .95 measured.
+
 Legend: T tokens, k routes a token, S padded rows, E experts, D width, I expert width.
 """
 
@@ -54,6 +59,19 @@ def train_experts(
     return result
 
 
+def padded_experts(
+    x_TD: Tensor, idx_Tk: Tensor, weight_Tk: Tensor, stacks: Sequence[ExpertStack], mode: Mode
+) -> tuple[Tensor, PaddedPlan]:
+    """The op on rows that are gathered and padded, and their plan."""
+    num_experts, *widths = stacks[0].shape
+    plan = make_padded_plan(idx_Tk, num_experts, products.block_rows(x_TD, *widths))
+    first, second, down = (_dense(w, x_TD.dtype, mode) for w in stacks)
+    rows_SD = gather_rows(_values(x_TD, mode), plan)
+    h_SI = products.up_product(rows_SD, plan, first, second, mode.betas)
+    y_SD = products.down_product(_values(h_SI, mode), plan, down)
+    return sum_routes(y_SD, plan, weight_Tk.contiguous()), plan
+
+
 class _Experts(torch.autograd.Function):
     """Keeps x, ids, weights of routes, experts and the plan."""
 
@@ -72,13 +90,8 @@ class _Experts(torch.autograd.Function):
         ctx.mode, ctx.packed = mode, packed
         ctx.save_for_backward(x_TD, weight_Tk, w1, w3, w2)
         stacks = _stacks((w1, w3, w2), packed)
-        tiles = products.tiles_of(x_TD.dtype)
-        ctx.plan = make_padded_plan(idx_Tk, stacks[0].shape[0], tiles.rows)
-        first, second, down = (_dense(w, x_TD.dtype, mode) for w in stacks)
-        rows_SD = gather_rows(_values(x_TD, mode), ctx.plan)
-        h_SI = products.up_product(rows_SD, ctx.plan, first, second, mode.betas)
-        y_SD = products.down_product(_values(h_SI, mode), ctx.plan, down)
-        return sum_routes(y_SD, ctx.plan, weight_Tk.contiguous())
+        out_TD, ctx.plan = padded_experts(x_TD, idx_Tk, weight_Tk, stacks, mode)
+        return out_TD
 
     @staticmethod
     def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor | None, ...]:

@@ -20,27 +20,33 @@ from k3_core.quant import MXTensor
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
-from k3_kernels.moe_experts.backward import Mode, Stacks, train_experts
+from k3_kernels.moe_experts.backward import Mode, Stacks, padded_experts, train_experts
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
+from k3_kernels.moe_experts.products import uses_gluon
 
 
 class Tile(NamedTuple):
-    """Rows x outputs of a program, inputs (words of 8 if packed) a step, warps, stages."""
+    """Rows x outputs of a program, inputs (words of 8 if packed) a step, warps, stages; the most
+    registers of a thread, None for what the compiler takes."""
 
     rows: int
     outputs: int
     step: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 # By rows an expert gets on average: (largest average, plain weights, packed weights). On an H200,
-# 112 experts of 3584 -> 6144 in MXFP4 and 128 rows: 415 us with 8 rows, 480 us with 16.
+# 112 experts of 3584 -> 6144 in MXFP4 and 128 rows: 415 us with 8 rows, 480 us with 16; with 4,096
+# rows 942 us with 64, 2418 us with 32, since most experts then need two tiles; in bfloat16 1192 us
+# with 64, 1481 with 32.
 TILES = (
     (4, Tile(16, 64, 128, 4, 4), Tile(8, 64, 32, 4, 3)),
     (16, Tile(16, 64, 128, 4, 4), Tile(16, 64, 32, 4, 2)),
-    (48, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
+    (24, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
+    (48, Tile(64, 64, 64, 4, 4), Tile(64, 64, 16, 4, 3, 128)),
     (96, Tile(64, 128, 64, 8, 3), Tile(64, 128, 32, 8, 3)),
     (float("inf"), Tile(128, 128, 64, 8, 3), Tile(128, 128, 16, 8, 3)),
 )
@@ -48,6 +54,8 @@ TILE_NARROW = Tile(16, 64, 64, 4, 3)
 """Plain weights of up to `NARROW` inputs and few rows: 480 experts of 256 -> 384, 512 rows 50 us,
 with the long steps of `TILES` 66 us."""
 NARROW = 512
+MANY = 96
+"""Rows an expert from which they are gathered and padded."""
 
 
 @custom_op("moe_experts.triton")
@@ -82,6 +90,9 @@ def moe_experts(
     if not out_TD.numel():
         return out_TD
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
+    betas = situ_betas(activation)
+    if betas and len(plain) == 3 and takes_padded_rows(x_TD, idx_Tk.numel(), w1):
+        return padded_experts(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), Mode(betas))[0]
     plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
     h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
     y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
@@ -127,6 +138,12 @@ def _train(
         quantize_weights=quantize_weights,
         quantize_activations=quantize_activations,
     )
+
+
+def takes_padded_rows(x_TD: Tensor, num_rows: int, stack: ExpertStack) -> bool:
+    """Whether plain stacks take the products of training: so many rows pay for being gathered."""
+    num_experts, *widths = stack.shape
+    return num_rows >= MANY * num_experts and uses_gluon(x_TD, *widths)
 
 
 def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:
@@ -217,6 +234,7 @@ def grouped(
         PRECISION=dot_precision(x.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
     )
     return out
 

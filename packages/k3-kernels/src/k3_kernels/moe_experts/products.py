@@ -56,15 +56,24 @@ def tiles_of(dtype: torch.dtype) -> Tiles:
     return FULL if dtype == torch.float32 else HALF
 
 
-def uses_gluon(rows: Tensor, plan: PaddedPlan, *widths: int) -> bool:
-    """Whether the kernel of `gluon.py` takes these products: 16-bit rows, whole tiles."""
+def uses_gluon(rows: Tensor, *widths: int) -> bool:
+    """Whether the kernel of `gluon.py` takes products of these widths: 16-bit rows, whole tiles."""
     is_wide = all(width % 256 == 0 for width in widths)
     return rows.dtype != torch.float32 and is_wide and PAD == 64 and has_gluon(rows.device)
 
 
+def block_rows(rows: Tensor, *widths: int) -> int:
+    """Most rows of a tile in the plan for these products."""
+    if uses_gluon(rows, *widths):
+        from k3_kernels.moe_experts import gluon
+
+        return gluon.ROWS * gluon.WARPGROUPS[gluon.FORWARD]
+    return tiles_of(rows.dtype).rows
+
+
 def up_product(rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor, betas: Betas) -> Tensor:
     """situ(w1 x, w3 x) of every row [S, I]."""
-    if uses_gluon(rows_SD, plan, *w1.shape[1:]):
+    if uses_gluon(rows_SD, *w1.shape[1:]):
         from k3_kernels.moe_experts import gluon
 
         return gluon.up_product(rows_SD, plan, w1, w3, betas)
@@ -75,7 +84,7 @@ def up_product(rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor, betas:
 
 def gate_and_up(rows_SD: Tensor, plan: PaddedPlan, w1: Tensor, w3: Tensor) -> tuple[Tensor, Tensor]:
     """w1 x and w3 x of every row [S, I]."""
-    if uses_gluon(rows_SD, plan, *w1.shape[1:]):
+    if uses_gluon(rows_SD, *w1.shape[1:]):
         from k3_kernels.moe_experts import gluon
 
         return gluon.gate_and_up(rows_SD, plan, w1, w3)
@@ -138,7 +147,7 @@ def _launch_rows(
 ) -> Tensor:
     """The sum [S, N] of rows [S, K] times weights [E, N, K] (`has_inputs_last`) or [E, K, N]."""
     rows_SK, weights = pairs[0]
-    if uses_gluon(rows_SK, plan, *weights.shape[1:]):
+    if uses_gluon(rows_SK, *weights.shape[1:]):
         from k3_kernels.moe_experts import gluon
 
         return gluon.row_product(pairs, plan, has_inputs_last)
@@ -169,7 +178,7 @@ def weight_gradient(
     left_SM: Tensor, right_SN: Tensor, plan: PaddedPlan, dtype: torch.dtype
 ) -> Tensor:
     """[E, M, N]: of each expert the sum over its rows of the outer products."""
-    if uses_gluon(left_SM, plan, left_SM.shape[1], right_SN.shape[1]) and dtype == left_SM.dtype:
+    if uses_gluon(left_SM, left_SM.shape[1], right_SN.shape[1]) and dtype == left_SM.dtype:
         from k3_kernels.moe_experts import gluon
 
         return gluon.weight_gradient(left_SM, right_SN, plan)

@@ -29,16 +29,17 @@ PAD = 64
 
 @dataclass(frozen=True, eq=False)
 class PaddedPlan:
-    """order: route of each row [S], -1 for none. place: row of each route [T, k], -1 for none.
+    """order: route of each row [S], -1 for padding, -2 behind all experts.
 
-    starts [E + 1]: first row of each expert, multiples of `PAD`. tile_expert, tile_row and
-    tile_size: as in `Plan`. S is the bound that R and E give, so that no size is read from the
-    device. All int32.
+    place: row of each route [T, k], -1 for none. starts [E + 1]: first row of each expert,
+    multiples of `PAD`; begins: the same without padding. tile_expert, tile_row and tile_size: as
+    in `Plan`. S is the bound that R and E give, so that no size is read from the device. All int32.
     """
 
     order: Tensor
     place: Tensor
     starts: Tensor
+    begins: Tensor
     tile_expert: Tensor
     tile_row: Tensor
     tile_size: Tensor
@@ -71,12 +72,12 @@ def make_padded_plan(idx_Tk: Tensor, num_experts: int, block_rows: int) -> Padde
         BLOCK=1024,
         num_warps=4,
     )
-    tiles = list_tiles(starts, num_routes, block_rows)
-    return PaddedPlan(order, place_Tk, starts, *tiles, block_rows)
+    tiles = list_tiles(starts, num_routes, block_rows, PAD)
+    return PaddedPlan(order, place_Tk, starts, begins, *tiles, block_rows)
 
 
 def gather_rows(x_TD: Tensor, plan: PaddedPlan) -> Tensor:
-    """The rows [S, D] of x, zeros where there is no route."""
+    """The rows [S, D] of x, zeros in the padding, anything behind all experts."""
     x_TD, width = x_TD.contiguous(), x_TD.shape[1]
     out_SD = torch.empty(plan.num_rows, width, dtype=x_TD.dtype, device=x_TD.device)
     block = min(4096, triton.next_power_of_2(width))

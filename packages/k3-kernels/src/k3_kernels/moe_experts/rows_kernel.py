@@ -25,7 +25,10 @@ def pad_rows_kernel(
     EPAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One expert a program: padded_order [S] (-1: no route), place [R] (row of a route)."""
+    """One expert a program: padded_order [S], place [R] (row of a route).
+
+    The order says -1 where an expert's padding has no route, -2 behind all experts.
+    """
     expert = tl.program_id(0)
     others = tl.arange(0, EPAD)
     is_in = others < num_experts
@@ -37,6 +40,7 @@ def pad_rows_kernel(
     first = tl.sum(tl.where(others < expert, padded, 0))
     end = first + tl.sum(tl.where(others == expert, padded, 0))
     tl.store(padded_starts_ptr + expert, first)
+    last = end
     if expert == num_experts - 1:
         # The rest of the bound belongs to none.
         tl.store(padded_starts_ptr + num_experts, end)
@@ -45,6 +49,7 @@ def pad_rows_kernel(
         at = start + tl.arange(0, BLOCK)
         is_row = at < size
         route = tl.load(order_ptr + begin + at, mask=is_row, other=-1)
+        route = tl.where(first + at < last, route, -2)
         tl.store(padded_order_ptr + first + at, route, mask=first + at < end)
         tl.store(place_ptr + route, first + at, mask=is_row)
 
@@ -53,11 +58,13 @@ def pad_rows_kernel(
 def gather_kernel(
     x_ptr, order_ptr, out_ptr, NUM_ROUTES: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
 ):
-    """out[row] = x[order[row] // k], zeros where a row has no route."""
+    """out[row] = x[order[row] // k], zeros where a row has no route; none behind all experts."""
     num_blocks: tl.constexpr = (D + BD - 1) // BD
     row = (tl.program_id(0) // num_blocks).to(tl.int64)
     d = tl.program_id(0) % num_blocks * BD + tl.arange(0, BD)
     route = tl.load(order_ptr + row).to(tl.int64)
+    if route == -2:
+        return
     x = tl.load(x_ptr + route // NUM_ROUTES * D + d, mask=(d < D) & (route >= 0), other=0.0)
     tl.store(out_ptr + row * D + d, x, mask=d < D)
 
@@ -80,10 +87,13 @@ def hidden_gradient_kernel(
     """One row, in place: with h = situ(gate, up), rounded to MXFP8 or not, and the route's weight w
 
     u becomes w h, gate and up the gradients of <w u, h>; d_weight[route] = <h, u>. Rows without a
-    route become zeros. Six values moved for each of S I; 58 instructions each.
+    route become zeros, and what is behind all experts stays as it is. Six values moved for each of
+    S I; 58 instructions each.
     """
     row = tl.program_id(0).to(tl.int64)
     route = tl.load(order_ptr + row)
+    if route == -2:
+        return
     weight = tl.load(weight_ptr + route, mask=route >= 0, other=0.0).to(tl.float32)
     dtype: tl.constexpr = u_ptr.dtype.element_ty
     IS_FINE: tl.constexpr = dtype == tl.float32

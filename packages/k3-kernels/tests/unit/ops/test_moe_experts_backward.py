@@ -94,16 +94,27 @@ def test_padded_plan(device):
     own = [[r for r, e in enumerate(flat) if e == expert] for expert in range(6)]
     padded = [-(-len(rows_of) // pad) * pad for rows_of in own]
     assert made.starts.tolist() == [sum(padded[:expert]) for expert in range(7)]
+    assert made.begins.tolist() == [sum(map(len, own[:expert])) for expert in range(7)]
     expected = [
         route
         for rows_of, size in zip(own, padded, strict=True)
         for route in [*rows_of, *[-1] * (size - len(rows_of))]
     ]
-    assert made.order.tolist() == expected + [-1] * (made.num_rows - len(expected))
+    assert made.order.tolist() == expected + [-2] * (made.num_rows - len(expected))
     place = made.place.flatten().tolist()
     assert all(
         p == (made.order.tolist().index(r) if 0 <= flat[r] < 6 else -1) for r, p in enumerate(place)
     )
+
+
+def test_tiles_share_an_experts_rows(device):
+    # 7 units in tiles of at most 3: 2, 2 and 3; an expert without rows has no tile.
+    starts = torch.tensor([0, 7, 7, 8, 12], dtype=torch.int32, device=device) * 64
+    expert, row, size = plan.list_tiles(starts, 12 * 64, 3 * 64, 64)
+    assert expert.tolist()[:6] == [0, 0, 0, 2, 3, 3] and set(expert.tolist()[6:]) <= {-1}
+    assert [r // 64 for r in row.tolist()[:6]] == [0, 2, 4, 7, 8, 10]
+    assert [n // 64 for n in size.tolist()[:6]] == [2, 2, 3, 1, 2, 2]
+    assert size[-1] == 6 and len(size) == len(expert) + 1
 
 
 @pytest.mark.parametrize("needed", range(5))
