@@ -17,9 +17,10 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk.config import PRECISIONS, Blocks, choose_blocks
 from k3_kernels.kda_chunk.cpu import kda_chunk as oracle
-from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_prep, run_scan
+from k3_kernels.kda_chunk.launch import Gates, run_prep, run_scan
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_chunk.workspace import make_tiles
 from k3_kernels.kda_decode.op import kda_decode
 from k3_kernels.kda_step.config import StepBlocks
 from k3_kernels.kda_step.op import kda_step

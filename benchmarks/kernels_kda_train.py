@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import kernels_kda as kda
@@ -26,8 +25,14 @@ from torch import Tensor
 
 from k3_kernels.kda_chunk import backward
 from k3_kernels.kda_chunk.backward_config import BackwardBlocks, choose_backward_blocks
+from k3_kernels.kda_chunk.backward_launch import (
+    keep_states,
+    make_slab_tiles,
+    run_chunks,
+    run_reverse,
+)
 from k3_kernels.kda_chunk.config import PRECISIONS, choose_blocks
-from k3_kernels.kda_chunk.forward import Call, Inputs
+from k3_kernels.kda_chunk.forward import Call, Inputs, Saves
 
 ROWS = (
     kda.Chunked("T=8192 H=96", (8192,), 96, (5320, 6050), (4500, 4500)),
@@ -81,48 +86,71 @@ def errors(row: kda.Chunked, gate: str, dtype: torch.dtype, device: str, dim: in
     found = {}
     for name, a, b in zip(("o", *NAMES), *results, strict=True):
         a = a[:2] if name in ("A_log", "dt_bias") else a[:, :2]
-        found[name] = float((a.double() - b).norm() / b.norm())
+        found[name] = float((a.detach().double() - b).norm() / b.detach().norm())
     return found
 
 
-def stages(
-    row: kda.Chunked, inputs: kda.Inputs, blocks: BackwardBlocks | None = None
-) -> dict[str, tuple[Callable[[], object], int]]:
-    """The launches of a slab of the backward by stage, each with the number of slabs."""
-    q, _, v = inputs.args[:3]
-    dim, precision = q.shape[-1], PRECISIONS[q.dtype]
-    own = Inputs(*inputs.args, None)
-    call = Call(
-        row.lengths,
-        kda.LOWER_BOUND,
-        dim**-0.5,
-        False,
-        choose_blocks(dim, dim, precision),
-        precision,
-    )
-    plan = backward.plan_of(call, own)
-    _, _, saved = backward.forward_and_states(call, own, plan, (), None)
-    part, space = plan.slabs[0], backward.make_workspace(call, own, plan.most_chunks)
-    blocks = blocks or choose_backward_blocks(dim, dim, precision)
-    d_o, grads = torch.randn_like(v), backward.make_gradients(call, own, plan, None)
-    recompute = partial(backward.recompute, call, own, part, saved, space)
-    reverse = partial(backward.run_reverse, call, part, space, d_o, grads, blocks)
-    chunks = partial(backward.run_chunks, call, own, part, space, d_o, grads, blocks)
-    recompute(), reverse()
-    return {
-        "recompute": (recompute, len(plan.slabs)),
-        "reverse": (reverse, len(plan.slabs)),
-        "chunks": (chunks, len(plan.slabs)),
-    }
+class Stages:
+    """A slab of the backward of a row, part by part; `count` slabs make the row."""
+
+    def __init__(self, row: kda.Chunked, inputs: kda.Inputs, **options: object) -> None:
+        q, _, v = inputs.args[:3]
+        dim, precision = q.shape[-1], PRECISIONS[q.dtype]
+        blocks = choose_blocks(dim, dim, precision)
+        settings = (row.lengths, kda.LOWER_BOUND, dim**-0.5, False, blocks, precision)
+        self.call = Call(*settings, **options)  # type: ignore[arg-type]
+        self.inputs = Inputs(*inputs.args, None)
+        self.blocks = choose_backward_blocks(dim, precision)
+        self.plan = backward.plan_of(self.call, self.inputs)
+        self.part, self.count = self.plan.slabs[0], len(self.plan.slabs)
+        self.record = backward.make_record(self.call, self.inputs, self.plan)
+        self.o, _, self.saved = self.forward()
+        self.space = backward.make_workspaces(self.call, self.inputs, self.plan, self.record)[-1]
+        self.d_o = torch.randn_like(v)
+        self.grads = backward.make_gradients(self.call, self.inputs, self.plan, None)
+        for run in (self.prep, self.kept, self.reverse, self.chunks):
+            run()
+
+    def forward(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """All slabs, with what the backward wants."""
+        return backward.forward_and_states(self.call, self.inputs, self.plan, (), None, self.record)
+
+    def prep(self) -> None:
+        """Only where tiles are not saved."""
+        if self.record is None:
+            make_slab_tiles(self.call, self.inputs, self.part, self.space.tiles)
+
+    def kept(self) -> None:
+        """Only where states are not saved."""
+        if self.saved is not None:
+            keep_states(self.call, self.inputs, self.part, self.saved, self.space)
+
+    def reverse(self, blocks: BackwardBlocks | None = None) -> None:
+        """From the state that the last call left, which no time depends on."""
+        own = blocks or self.blocks
+        run_reverse(self.call, self.part, self.space, self.d_o, self.grads, own)
+
+    def chunks(self, blocks: BackwardBlocks | None = None) -> None:
+        """The last kernel."""
+        rest = (self.o, self.d_o, self.grads, blocks or self.blocks)
+        run_chunks(self.call, self.inputs, self.part, self.space, *rest)
 
 
 def sweep() -> Iterator[tuple[str, BackwardBlocks]]:
     """Tiles worth trying at D = 128 in bfloat16, with the stage that they belong to."""
     start = BackwardBlocks(64)
-    for values, warps, depth in product((32, 64, 128), (4, 8), (1, 2, 3)):
-        yield "reverse", replace(start, values=values, warps=warps, stages=depth)
-    for values, depth, cap in product((32, 64, 128), (1, 2, 3), (128, 168, None)):
-        yield "chunks", replace(start, chunk_values=values, chunk_stages=depth, chunk_registers=cap)
+    for values, warps, depth in ((64, 4, 2), (64, 4, 3), (32, 4, 2), (32, 4, 3)):
+        yield "reverse", replace(start, values=values, few_values=values, warps=warps, stages=depth)
+    for channels, values, warps, depth, cap in (
+        (64, 32, 4, 3, 168),
+        (64, 32, 4, 2, 168),
+        (64, 32, 4, 4, 168),
+        (64, 64, 4, 2, 168),
+        (64, 32, 4, 3, None),
+        (128, 128, 8, 2, None),
+    ):
+        own = {"channels": channels, "chunk_values": values, "chunk_warps": warps}
+        yield "chunks", replace(start, **own, chunk_stages=depth, chunk_registers=cap)
 
 
 def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:
@@ -140,22 +168,27 @@ def run_row(row: kda.Chunked, gate: str, repeats: int) -> dict:
         "public_us": row.public_us[column],
         "target_us": row.target_us[column],
     }
-    for name, (stage, count) in stages(row, inputs).items():
-        result[f"{name}_us"] = count * timing.graph_us([stage], repeats)
+    stages = Stages(row, inputs)
+    result["forward_us"] = timing.graph_us([stages.forward], repeats)
+    for name in ("prep", "kept", "reverse", "chunks"):
+        result[f"{name}_us"] = stages.count * timing.graph_us([getattr(stages, name)], repeats)
     return result
 
 
 def run_sweep(repeats: int) -> Iterator[dict]:
-    """Each stage of the first row with every tile; failures are kept."""
-    inputs = kda.draw_chunked(ROWS[0], "fast", torch.bfloat16, "cuda", kda.HEAD_DIM)
-    for name, blocks in sweep():
-        result: dict = {"row": ROWS[0].name, "stage": name, "blocks": str(blocks)}
-        try:
-            stage, count = stages(ROWS[0], inputs, blocks)[name]
-            result["us"] = count * timing.graph_us([stage], repeats)
-        except Exception as error:  # a tile that does not fit the chip is a result
-            result["failure"] = f"{type(error).__name__}: {error}"[:200]
-        yield result
+    """Every tile of each stage on the first row, those of the reverse scan also on that of few
+    heads; failures are kept."""
+    for row, names in ((ROWS[0], ("chunks", "reverse")), (ROWS[2], ("reverse",))):
+        inputs = kda.draw_chunked(row, "fast", torch.bfloat16, "cuda", kda.HEAD_DIM)
+        stages = Stages(row, inputs)
+        for name, blocks in (x for x in sweep() if x[0] in names):
+            result: dict = {"row": row.name, "stage": name, "blocks": str(blocks)}
+            try:
+                stage = partial(getattr(stages, name), blocks)
+                result["us"] = stages.count * timing.graph_us([stage], repeats)
+            except Exception as error:  # a tile that does not fit the chip is a result
+                result["failure"] = f"{type(error).__name__}: {error}"[:200]
+            yield result
 
 
 def dry_run() -> None:
@@ -163,8 +196,8 @@ def dry_run() -> None:
     row = kda.Chunked("dry", (70, 9), 2, (0, 0), (0, 0))
     for gate in kda.GATES:
         print(gate, errors(row, gate, torch.float16, "cpu", 32))
-    for stage, _ in stages(row, kda.draw_chunked(row, "fast", torch.float16, "cpu", 32)).values():
-        stage()
+    for saves in Saves:
+        Stages(row, kda.draw_chunked(row, "fast", torch.float16, "cpu", 32), saves=saves)
     print(f"{len(list(sweep()))} tiles in the sweep")
 
 

@@ -29,7 +29,9 @@ from k3_kernels.latent_router.torch_cuda import latent_router as latent_cuda
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import op as prefill_op
 from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.moe_experts import products as experts_products
 from k3_kernels.moe_experts.plan import make_plan
+from k3_kernels.moe_experts.rows import gather_rows, make_padded_plan
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.route_topk import op as route_op
 from k3_kernels.short_conv import op as conv_op
@@ -273,9 +275,16 @@ def experts_case(
         return experts_op.moe_experts(x, idx, weight, *stacks, activation=SITU)
 
     def up() -> Tensor:
-        tile = experts_op.choose_tile(rows, stacks[0])
-        plan = plans.setdefault(tile.rows, make_plan(idx, experts, tile.rows))
-        return experts_op.up_project(x, plan, 1, *stacks[:2], SITU, is_packed)
+        if not is_packed and experts_op.takes_padded_rows(x, rows, stacks[0]):
+            most = experts_products.block_rows(x, inner, width)
+            if most not in plans:
+                plans[most] = make_padded_plan(idx, experts, most)
+            rows_SD = gather_rows(x, plans[most])
+            return experts_products.up_product(rows_SD, plans[most], *stacks[:2], (4.0, 25.0))
+        most = experts_op.choose_tile(rows, stacks[0]).rows
+        if most not in plans:
+            plans[most] = make_plan(idx, experts, most)
+        return experts_op.up_project(x, plans[most], 1, *stacks[:2], SITU, is_packed)
 
     plans: dict = {}
     hit = min(rows, experts)

@@ -15,8 +15,9 @@ from k3_kernels.attn_res import phases
 from k3_kernels.latent_router import op as latent_op
 from k3_kernels.linear_cross_entropy import op as loss_op
 from k3_kernels.mla_decode import op as decode_op
-from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.mla_prefill import forward as prefill_forward
 from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.moe_experts import products as experts_products
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.newton_schulz import op as newton_schulz_op
 from k3_kernels.rms_norm import backward as norm_backward
@@ -120,7 +121,8 @@ def _never(*tensors: object) -> bool:
 
 
 # The last choice is what stays.
-PREFILL = choices(prefill_op, "uses_gluon", [_never, prefill_op.uses_gluon])
+EXPERTS_TRAINING = choices(experts_products, "uses_gluon", [_never, experts_products.uses_gluon])
+PREFILL = choices(prefill_forward, "uses_gluon", [_never, prefill_forward.uses_gluon])
 DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
     decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
 )
@@ -164,15 +166,15 @@ CONV_TRAINING = choices(
         conv_backward.Tile(32, 16, 64, 4, 3, 4),
     ],
 )
+_RING = attn_res_backward.RING
 MIX_TRAINING = choices(
     attn_res_backward,
-    "TILE",
+    "RING",
     [
-        attn_res_backward.Tile(512, 16, 132, 3, 128),
-        attn_res_backward.Tile(512, 16, 132, 6, 128),
-        attn_res_backward.Tile(1024, 8, 132, 4),
-        attn_res_backward.Tile(1024, 8, 264, 4, 128),
-        attn_res_backward.Tile(512, 16, 132, 4, 128),
+        _RING._replace(slots=0),  # The kernel in Triton.
+        _RING._replace(num_warps=16),
+        _RING._replace(slots=13),
+        _RING,
     ],
 )
 NORM_TRAINING = choices(
@@ -360,6 +362,29 @@ ROWS = (
         None,
         None,
         WIDE_TRAINING,
+    ),
+    Row("training mla_prefill T=8192 H=96", training.prefill_training_case, 15300, 16500),
+    Row(
+        "training mla_prefill 8 x 1024",
+        partial(training.prefill_training_case, lengths=(1024,) * 8),
+    ),
+    Row(
+        "training experts 32768 rows",
+        training.experts_training_case,
+        None,
+        13530,
+        EXPERTS_TRAINING,
+    ),
+    Row(
+        "training experts 32768 rows, top 16",
+        partial(training.experts_training_case, top_k=16),
+        None,
+        13530,
+        EXPERTS_TRAINING,
+    ),
+    Row(
+        "training experts 32768 rows, quantized",
+        partial(training.experts_training_case, is_quantized=True),
     ),
     Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),

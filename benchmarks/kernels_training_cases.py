@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from kernels_ops_cases import Case, randn
+from kernels_ops_cases import SITU, Case, randn
 from torch import Tensor
+from torch.nn import functional as F
 
 from k3_core.ops.attn_res.reference import attn_res as attn_res_exact
 from k3_core.ops.depth_read.reference import depth_read as depth_exact
 from k3_core.ops.gated_rms_norm.reference import gated_rms_norm as gated_exact
+from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_exact
+from k3_core.ops.moe_experts.reference import moe_experts as experts_exact
 from k3_core.ops.rms_norm.reference import rms_norm as norm_exact
 from k3_core.ops.short_conv.reference import short_conv as conv_exact
 from k3_core.ops.situ_glu.reference import situ_glu as glu_exact
@@ -23,6 +26,9 @@ from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.depth_read import cpu as depth_cpu
 from k3_kernels.depth_read import op as depth_op
 from k3_kernels.gated_rms_norm import op as gated_op
+from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.moe_experts import op as experts_op
+from k3_kernels.moe_experts import torch_cuda as experts_torch
 from k3_kernels.rms_norm import op as norm_op
 from k3_kernels.short_conv import cpu as conv_cpu
 from k3_kernels.short_conv import op as conv_op
@@ -151,3 +157,91 @@ def glu_training_case(is_full: bool, device: str, dtype: torch.dtype) -> Case:
         for function in (glu_op.situ_glu, glu_exact, glu_exact)
     ]
     return training_case(*runs, (gate, up), rows, 8 * gate.nbytes)
+
+
+def prefill_training_case(
+    is_full: bool, device: str, dtype: torch.dtype, *, lengths: tuple[int, ...] = (8192,)
+) -> Case:
+    """192/128 causal over packed sequences, float32 output; the peer takes them as one."""
+    tokens = sum(lengths) if is_full else 21
+    heads, dims = (96, (192, 128)) if is_full else (2, (48, 32))
+    like = {"device": device, "dtype": dtype}
+    inputs = [randn(tokens, heads, dim, **like) for dim in (dims[0], *dims)]
+    ends = torch.tensor((0, *lengths)).cumsum(0) if is_full else torch.tensor([0, 8, tokens])
+    offsets, scale = ends.to(device, torch.int32), dims[0] ** -0.5
+
+    def on(function: Callable[..., Tensor]) -> Run:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+            cu = offsets.clamp(max=len(q))
+            named = {"scale": scale, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+            return [function(q, k, v, **named, out_dtype=dtype)]
+
+        return run
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+        batched = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        return [F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale)]
+
+    d_rounded = randn(1, heads, tokens, dims[1], **like)
+    num_bytes = 2 * sum(x.nbytes for x in inputs) + 16 * inputs[2].numel()
+    case = training_case(
+        on(prefill_op.mla_prefill), on(prefill_exact), sdpa, inputs, tokens, num_bytes
+    )
+    case.peer = partial(gradients, sdpa, inputs, [d_rounded])
+    case.peer_name = "torch SDPA, bfloat16 output"
+    # The forward's two products and five of the backward, over the pairs of causal sequences.
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    case.num_flop = 2 * pairs * heads * (4 * dims[0] + 3 * dims[1])
+    return case
+
+
+def experts_training_case(
+    is_full: bool,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rows: int = 32768,
+    top_k: int = 1,
+    is_quantized: bool = False,
+) -> Case:
+    """112 experts, hit evenly; the error is of a few of them. FLOP without what is made again."""
+    experts, inner, width = (112, 3072, 3584) if is_full else (6, 64, 32)
+    tokens = rows // top_k if is_full else 9
+    like = {"device": device, "dtype": dtype}
+    shapes = ((experts, inner, width), (experts, inner, width), (experts, width, inner))
+    inputs = [
+        randn(tokens, width, **like),
+        torch.rand(tokens, top_k, device=device),
+        *(randn(*shape, **like, scale=shape[-1] ** -0.5) for shape in shapes),
+    ]
+    mixed = torch.randperm(tokens, device=device)[:, None] * top_k
+    idx = (mixed + torch.arange(top_k, device=device)) % experts
+    d_out = randn(tokens, width, **like)
+    named = {"quantize_weights": is_quantized, "quantize_activations": is_quantized}
+
+    def results(function: Callable[..., Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in parts[:5]]
+        situ = partial(glu_exact, beta=4.0, linear_beta=25.0) if function is experts_exact else SITU
+        out = function(leaves[0], parts[5], *leaves[1:], activation=situ, **named)
+        return [out, *torch.autograd.grad(out, leaves, parts[6])]
+
+    def error() -> float:
+        few = [inputs[0][:FEW], inputs[1][:FEW, :2], *(w[:4] for w in inputs[2:])]
+        few += [idx[:FEW, :2] % 3 + torch.arange(2, device=device)[:top_k], d_out[:FEW]]
+        got = results(experts_op.moe_experts, few)
+        expected = results(experts_exact, [x.double() if x.is_floating_point() else x for x in few])
+        return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+
+    every = [*inputs, idx, d_out]
+    is_torch = is_full and dtype == torch.bfloat16
+    # Weights read three times and their gradients written.
+    num_bytes = 4.0 * sum(w.nbytes for w in inputs[2:])
+    return Case(
+        [partial(results, experts_op.moe_experts, every)],
+        num_bytes,
+        error,
+        18.0 * rows * inner * width,
+        peer=partial(results, experts_torch.moe_experts, every) if is_torch else None,
+        peer_name="torch grouped_mm",
+    )

@@ -112,7 +112,10 @@ def _public_functions(tree: ast.Module) -> Iterator[Function]:
 
 def _is_compiled(node: Function) -> bool:
     """Whether Triton or Gluon compiles it, whose arguments have no Python types."""
-    decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+    decorators = {
+        ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        for decorator in node.decorator_list
+    }
     return bool(decorators & {"triton.jit", "gluon.jit"})
 
 

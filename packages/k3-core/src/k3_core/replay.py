@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,8 +40,7 @@ class RecordError(RuntimeError):
     """A step that cannot be recorded; the message names the call."""
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """`function(*args, **kwargs)`; it must return `expected`, unless that is None."""
 
     function: Callable[..., Any]
@@ -65,10 +63,10 @@ class Recording(Generic[Result]):
 
     def replay(self) -> None:
         """Makes the calls again. Raises RuntimeError where one returns what it did not before."""
-        for call in self._calls:
-            returned = call.function(*call.args, **call.kwargs)
-            if call.expected is not None and returned != call.expected:
-                raise RuntimeError(f"{call.function} gave {returned}, not {call.expected}")
+        for function, args, kwargs, expected in self._calls:
+            returned = function(*args, **kwargs)
+            if expected is not None and returned != expected:
+                raise RuntimeError(f"{function} gave {returned}, not {expected}")
 
     def add(self, call: _Call, *kept: Any) -> None:
         """Has replays make the call; `kept` lives as long as the recording."""
@@ -112,11 +110,16 @@ class _NoHostReads(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):
-    """Adds the calls of torch that write memory."""
+    """Adds the calls of torch that write memory.
+
+    One that reads no tensor gives the same in every replay: it is added only where a later call of
+    torch writes to what it gave.
+    """
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self._recording = recording
+        self._constants: dict[int, _Call] = {}
 
     def __torch_dispatch__(
         self, overload: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -129,10 +132,23 @@ class _Calls(TorchDispatchMode):
         result = overload(*args, **kwargs)
         self._recording._kept.append(result)
         if overload._schema.is_mutable:
+            for written in args:
+                if isinstance(written, Tensor) and _memory(written) in self._constants:
+                    self._recording.add(self._constants.pop(_memory(written)))
             self._recording.add(_Call(overload._op, args, kwargs), args, kwargs)
+        elif overload in _CONSTANTS:
+            self._constants[_memory(result)] = _again(overload, args, kwargs, result)
         elif not (_is_view(overload, args, result) or "empty" in overload.__name__):
             self._recording.add(_again(overload, args, kwargs, result))
         return result
+
+
+_CONSTANTS = (torch.ops.aten.arange.default, torch.ops.aten.arange.start)
+"""Numbers that kernels read, and do not write to as they may to zeros."""
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _has_mask(args: Any) -> bool:
@@ -147,12 +163,15 @@ def _is_view(overload: Any, args: Any, result: Any) -> bool:
     if all(returned.alias_info is None for returned in overload._schema.returns):
         return False
     first = result if isinstance(result, Tensor) else result[0]
-    return first.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
+    return _memory(first) == _memory(args[0])
 
 
 def _again(overload: Any, args: Any, kwargs: Any, result: Any) -> _Call:
     """The call into the memory of its result."""
-    out = getattr(overload.overloadpacket, _OUT.get(overload._overloadname, "out"), None)
+    if overload.overloadpacket in _COPIES:
+        source = args[0]
+        return _Call(result.view(source.shape).copy_, (source,), {})
+    out = getattr(overload.overloadpacket, _out_name(overload), None)
     if isinstance(result, Tensor) and out is not None and _fits(overload, out):
         return _Call(out._op, args, {**kwargs, "out": result})
 
@@ -167,8 +186,17 @@ def _again(overload: Any, args: Any, kwargs: Any, result: Any) -> _Call:
     return _Call(compute, (), {})
 
 
-_OUT = {"Tensor": "out", "default": "out", "Scalar": "Scalar_out", "dim": "dim_out"}
+_COPIES = (torch.ops.aten.contiguous, torch.ops.aten.flatten, torch.ops.aten.reshape)
+"""They give the numbers of their first argument in order, copied where they do not lie so."""
+
+_OUT = {"Scalar": "Scalar_out", "dim": "dim_out"}
 """Overloads that write into `out`, by the name of the one that returns a new tensor."""
+
+
+def _out_name(overload: Any) -> str:
+    if overload.overloadpacket is torch.ops.aten.index:
+        return "Tensor_out"
+    return _OUT.get(overload._overloadname, "out")
 
 
 def _fits(overload: Any, out: Any) -> bool:

@@ -18,7 +18,8 @@ def steps():
 
     def views(x):
         left, right = x.split((2, 4), dim=-1)
-        return right.contiguous() * 2, left.reshape(-1), torch.cat((right, left), dim=-1)
+        whole = torch.cat((right, left), dim=-1), x.t().flatten()
+        return right.contiguous() * 2, left.reshape(-1), *whole
 
     def scalars(x):
         return (
@@ -41,7 +42,11 @@ def steps():
         made.copy_(x).mul_(2)[1].fill_(7)
         return made, made.clone().transpose(0, 1).contiguous()
 
-    return [products, views, scalars, indices, several, in_place]
+    def constants(x):
+        kept, changed = torch.arange(6), torch.arange(1, 7)
+        return kept * x, changed.mul_(2), changed.add_((x[0] > 0).long())
+
+    return [products, views, scalars, indices, several, in_place, constants]
 
 
 @pytest.mark.parametrize("step", steps(), ids=lambda step: step.__name__)

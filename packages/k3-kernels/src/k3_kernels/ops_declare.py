@@ -21,7 +21,11 @@ IMPLS = [
     triton_impl("depth_read", _GRAPH, "sum, mix and norm in one pass"),
     triton_impl("latent_router", _GRAPH, "one product for both, float32 sums kept for the router"),
     triton_impl("route_topk", _GRAPH, "ties by lowest expert id, NaN never chosen first"),
-    triton_impl("moe_experts", _GRAPH | {"mxfp4"}, "grouped products, MXFP4 unpacked in registers"),
+    triton_impl(
+        "moe_experts",
+        _GRAPH | {"mxfp4", "mxfp4_training"},
+        "grouped products, MXFP4 unpacked in registers",
+    ),
     triton_impl(
         "mla_prefill",
         _GRAPH | {"varlen", "return_max"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +16,29 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from functools import cached_property as kept
+
     from k3_core.cache.base import Cache
+else:
+
+    class kept:
+        """functools.cached_property without its lock, which torch.compile cannot trace; in a graph
+        the value is made where it is used, and not kept."""
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            self.function, self.__doc__ = function, function.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = self.function(instance)
+            if not torch.compiler.is_compiling():
+                instance.__dict__[self.name] = value
+            return value
+
 
 PADDED = -1
 """The slot of a row that only fills a batch up: nothing of it reaches another sequence."""
@@ -67,8 +88,8 @@ class SequenceBatch:
     replays: list[Callable[[Tensor], None]] = field(default_factory=list)
     """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
     by the given numbers of their tokens, int64 [num_decode]."""
-    memo: dict[str, Any] = field(default_factory=dict)
-    """What the cache works out once for all layers, under names of its own."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What a cache looks up once for all layers of the forward, by names of its own."""
 
     @classmethod
     def from_lengths(
@@ -138,7 +159,7 @@ class SequenceBatch:
         """T."""
         return sum(self.seqlens)
 
-    @cached_property
+    @kept
     def num_decode_tokens(self) -> int:
         """Tokens of the decoding sequences, which come first."""
         return sum(self.seqlens[: self.num_decode])
@@ -148,12 +169,12 @@ class SequenceBatch:
         """True when every sequence continues its cache through the decode ops."""
         return self.cache is not None and self.num_decode == len(self.seqlens)
 
-    @cached_property
+    @kept
     def decoding(self) -> SequenceBatch:
         """The first `num_decode` sequences, without routes."""
         return self if self.is_decode else self._part(0, self.num_decode)
 
-    @cached_property
+    @kept
     def prefilling(self) -> SequenceBatch:
         """The sequences behind the first `num_decode`, without routes and checkpoints."""
         return self if self.num_decode == 0 else self._part(self.num_decode, len(self.seqlens))
@@ -183,40 +204,40 @@ class SequenceBatch:
             replay(num_accepted_B)
         self.cache.advance(self.slots[: self.num_decode], tuple(counts))
 
-    @cached_property
+    @kept
     def slots_N(self) -> Tensor:
         """The cache slots as int64 [N] on the batch's device."""
         return torch.tensor(self.slots, dtype=torch.int64, device=self.cu_seqlens_N1.device)
 
-    @cached_property
+    @kept
     def total_lengths(self) -> tuple[int, ...]:
         """Length of each sequence after this batch."""
         return tuple(s + n for s, n in zip(self.starts, self.seqlens, strict=True))
 
-    @cached_property
+    @kept
     def cu_total_N1(self) -> Tensor:
         """int64 offsets of the whole sequences, cached tokens included."""
         offsets = torch.tensor((0, *self.total_lengths), dtype=torch.int64).cumsum(0)
         return offsets.to(self.cu_seqlens_N1.device)
 
-    @cached_property
+    @kept
     def lengths_N(self) -> Tensor:
         """`total_lengths` as int64 [N] on the batch's device."""
         return self.cu_total_N1.diff()
 
-    @cached_property
+    @kept
     def slots_T(self) -> Tensor:
         """The cache slot of each token, int64 [T]."""
         counts = zip(self.slots, self.seqlens, strict=True)
         return self._per_token([slot for slot, count in counts for _ in range(count)])
 
-    @cached_property
+    @kept
     def positions_T(self) -> Tensor:
         """The position of each token in its sequence, int64 [T]."""
         spans = zip(self.starts, self.total_lengths, strict=True)
         return self._per_token([t for start, stop in spans for t in range(start, stop)])
 
-    @cached_property
+    @kept
     def sequence_T(self) -> Tensor:
         """The sequence of each token, int64 [T]."""
         return self._per_token([n for n, count in enumerate(self.seqlens) for _ in range(count)])
@@ -236,11 +257,11 @@ class SequenceBatch:
             return x_NW.flatten(0, 1)
         return x_NW[self.sequence_T, self.positions_T - self._starts_N[self.sequence_T]]
 
-    @cached_property
+    @kept
     def _starts_N(self) -> Tensor:
         return self._per_token(list(self.starts))
 
-    @cached_property
+    @kept
     def _row_index_NW(self) -> Tensor:
         offset, width, index = 0, max(self.seqlens), []
         for length in self.seqlens:
@@ -251,7 +272,7 @@ class SequenceBatch:
     def _per_token(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.cu_seqlens_N1.device)
 
-    @cached_property
+    @kept
     def is_first_T(self) -> Tensor:
         """Boolean [T], true at position 0 of a sequence."""
         mask = torch.zeros(self.num_tokens, dtype=torch.bool)

@@ -46,6 +46,11 @@ def glu(config: TextConfig, ops: OpSet) -> Activation:
     which function it is and compute it between its own products.
     """
     if config.hidden_act == "silu":
-        return lambda gate, up: F.silu(gate) * up
+        return silu_glu
     beta, linear_beta = config.situ_beta, config.situ_linear_beta
     return partial(ops.situ_glu, beta=beta, linear_beta=linear_beta)
+
+
+def silu_glu(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU(gate) * up."""
+    return F.silu(gate) * up

@@ -29,7 +29,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "situ_glu": _BACKWARD,
     "latent_router": _BACKWARD,
     "route_topk": _BACKWARD,
-    "moe_experts": _BACKWARD | {"mxfp4"},
+    "moe_experts": _BACKWARD | {"mxfp4", "mxfp4_training"},
     "mla_prefill": _VARLEN | {"return_max"},
     "mla_decode": frozenset({"paged"}),
     "mx_quantize": frozenset(),

@@ -37,7 +37,14 @@ def _routes(output: Routes, call: Call) -> list[Tensor]:
     return [dense_TE, chosen_TE, scores_TE, cutoff_T]
 
 
-def _experts(v: Values, tokens: int, top_k: int, is_packed: bool = False) -> Call:
+def _experts(
+    v: Values,
+    tokens: int,
+    top_k: int,
+    is_packed: bool = False,
+    has_norm: bool = False,
+    **named: bool,
+) -> Call:
     experts, width, inner = 6, 32, 64
     shapes = ((experts, inner, width), (experts, inner, width), (experts, width, inner))
     weights: list[Any] = [v.act(*shape, scale=shape[-1] ** -0.5) for shape in shapes]
@@ -45,7 +52,10 @@ def _experts(v: Values, tokens: int, top_k: int, is_packed: bool = False) -> Cal
         weights = [mx_quantize(weight) for weight in weights]
     routes = v.distinct(experts, tokens, top_k), v.full(tokens, top_k).sigmoid()
     activation = partial(situ_glu, beta=4.0, linear_beta=25.0)
-    return Call((v.act(tokens, width), *routes, *weights), {"activation": activation})
+    named_all: dict[str, Any] = {"activation": activation, **named}
+    if has_norm:
+        named_all["norm"] = v.act(width, scale=0.2) + 1.0, 1e-5
+    return Call((v.act(tokens, width), *routes, *weights), named_all)
 
 
 def _weight(v: Values, shape: tuple[int, ...], scale: float) -> Call:
@@ -94,11 +104,18 @@ CASES = [
     Case("moe_experts", "rows", partial(_experts, tokens=17, top_k=2)),
     Case("moe_experts", "one-token", partial(_experts, tokens=1, top_k=3)),
     Case("moe_experts", "no-tokens", partial(_experts, tokens=0, top_k=2)),
+    Case("moe_experts", "norm", partial(_experts, tokens=7, top_k=2, has_norm=True)),
     Case(
         "moe_experts",
         "mxfp4",
         partial(_experts, tokens=17, top_k=2, is_packed=True),
         frozenset({"mxfp4"}),
+    ),
+    Case(
+        "moe_experts",
+        "quantized-training",
+        partial(_experts, tokens=17, top_k=2, quantize_weights=True),
+        frozenset({"mxfp4_training"}),
     ),
     Case("mx_quantize", "stack", partial(_weight, shape=(3, 5, 64), scale=0.02), results=_packed),
     Case("mx_quantize", "row", partial(_weight, shape=(96,), scale=3.0), results=_packed),

@@ -3,7 +3,6 @@
 import copy
 
 import torch
-from torch.nn import functional as F
 
 from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.model.batch import SequenceBatch
@@ -20,18 +19,17 @@ def logits_of(model, ids):
     return model.forward_packed(ids, SequenceBatch.from_lengths([len(ids)])).logits
 
 
-def products(monkeypatch):
-    """How many matrix products are made."""
-    counts = []
-    real = F.linear
-    monkeypatch.setattr(F, "linear", lambda *args: counts.append(1) or real(*args))
+def products(model, monkeypatch):
+    """How many calls of the op `linear` are made."""
+    counts, real = [], model.ops.linear
+    monkeypatch.setattr(model.ops, "linear", lambda *a, **k: counts.append(1) or real(*a, **k))
     return counts
 
 
 @torch.no_grad()
 def test_a_joined_model_gives_the_same_logits_with_fewer_products(monkeypatch):
     model, ids = tiny_model(), torch.arange(7)
-    counts = products(monkeypatch)
+    counts = products(model, monkeypatch)
     expected, separate = logits_of(model, ids), len(counts)
     join(model)
     counts.clear()

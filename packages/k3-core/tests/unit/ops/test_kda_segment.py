@@ -43,3 +43,17 @@ def test_segments_are_products_of_token_maps(lower_bound):
     expected = by_products(*args, lower_bound)
     torch.testing.assert_close((M, S), expected, rtol=0, atol=1e-11)
     assert torch.equal(M[1], torch.eye(K).double().expand(H, K, K)) and not S[1].any()
+
+
+@pytest.mark.parametrize("lower_bound", [-5.0, None])
+def test_gradients_of_both_parts_of_a_map(lower_bound):
+    lengths = (3, 0, 4)
+    v = Values(torch.float64, "cpu")
+    args = [v.act(7, H, 3), v.act(7, H, 2), v.act(7, H, 3), v.act(7, H)]
+    args += [v.full(H, scale=0.3), v.full(H, 3)]
+    cu = torch.tensor((0, *lengths)).cumsum(0)
+
+    def segment(*args):
+        return kda_segment(*args, lower_bound=lower_bound, cu_seqlens_N1=cu, seqlens=lengths)
+
+    assert torch.autograd.gradcheck(segment, [x.requires_grad_() for x in args])

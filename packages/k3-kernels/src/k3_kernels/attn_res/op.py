@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import Gradients, Needs, custom_op
 from k3_kernels.attn_res import cpu
 from k3_kernels.attn_res.backward import mix_backward
 from k3_kernels.attn_res.kernel import attn_res_kernel
 from k3_kernels.attn_res.whole import whole_mix_kernel
 from k3_kernels.early import MAX_ROWS, early_launch
-from k3_kernels.launch import aligned, check_floats, needs_grad
-from k3_kernels.once import refuse_second_derivative
+from k3_kernels.launch import aligned, check_floats
 
 MAX_SOURCES = 16
 """Above it the kernel's unrolled loop grows without need; K3 has at most 9 sources."""
@@ -35,11 +34,7 @@ def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: 
     if not fits(values):
         return cpu.attn_res(values, norm_D, proj_1D, eps=eps)
     check_values("attn_res", values, norm_D, proj_1D)
-    if needs_grad(*values, norm_D, proj_1D):
-        return Mix.apply(eps, 0.0, None, norm_D, proj_1D, None, *values)[0]
-    out_TD = torch.empty(values[-1].shape, dtype=values[-1].dtype, device=values[-1].device)
-    mix(values, norm_D, proj_1D, out_TD, eps)
-    return out_TD
+    return _attn_res(values, norm_D, proj_1D, eps=eps)
 
 
 def fits(values: Sequence[Tensor]) -> bool:
@@ -47,68 +42,42 @@ def fits(values: Sequence[Tensor]) -> bool:
     return 1 <= len(values) <= MAX_SOURCES and len({value.dtype for value in values}) == 1
 
 
-class Mix(torch.autograd.Function):
-    """attn_res, and depth_read with an output norm and `added`; keeps 2 n + 1 numbers a token."""
+def new_saved(values: Sequence[Tensor]) -> Tensor:
+    """Memory for what the kernel keeps of a token: 2 n + 1 numbers."""
+    shape = len(values[0]), 2 * len(values) + 1
+    return values[0].new_empty(shape, dtype=torch.float32)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        eps: float,
-        out_eps: float,
-        added_TD: Tensor | None,
-        norm_D: Tensor,
-        proj_1D: Tensor,
-        out_norm_D: Tensor | None,
-        *values: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(the mix, normed where there is a norm; the sum where there is something to add)."""
-        ctx.set_materialize_grads(False)
-        last_TD = values[-1]
-        out_TD = torch.empty(last_TD.shape, dtype=last_TD.dtype, device=last_TD.device)
-        sum_TD = None if added_TD is None else torch.empty_like(out_TD)
-        num_saved = 2 * len(values) + 1
-        saved = torch.empty(len(out_TD), num_saved, dtype=torch.float32, device=out_TD.device)
-        out = out_norm_D, out_eps, saved
-        mix(values, norm_D, proj_1D, out_TD, eps, added_TD, sum_TD, *out)
-        ctx.out_eps = out_eps
-        read = (*values[:-1], last_TD if sum_TD is None else sum_TD)
-        ctx.save_for_backward(norm_D, proj_1D, out_norm_D, saved, *read)
-        return out_TD, sum_TD
 
-    @staticmethod
-    def backward(
-        ctx: Any, d_out_TD: Tensor | None, d_sum_TD: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of `added` and the last source are one tensor, that of their sum."""
-        refuse_second_derivative("attn_res")
-        norm_D, proj_1D, out_norm_D, saved, *values = ctx.saved_tensors
-        _, _, needs_added, needs_norm, needs_proj, needs_out_norm, *needs = ctx.needs_input_grad
-        if d_out_TD is None:
-            d_out_TD = torch.zeros_like(values[-1])
-        needs_last = needs[-1]
-        needs[-1] = needs_last or needs_added
-        d = mix_backward(
-            values,
-            norm_D,
-            proj_1D,
-            out_norm_D,
-            saved,
-            d_out_TD,
-            d_sum_TD,
-            ctx.out_eps,
-            (*needs, needs_norm, needs_proj),
-        )
-        d_last_TD = d.values[-1]
-        return (
-            None,
-            None,
-            d_last_TD if needs_added else None,
-            d.norm_D,
-            d.proj_1D,
-            d.out_norm_D if needs_out_norm else None,
-            *d.values[:-1],
-            d_last_TD if needs_last else None,
-        )
+def _saved(needs: Needs, values: Sequence[Tensor], **_: object) -> tuple[Tensor]:
+    return (new_saved(values),)
+
+
+def _forward(
+    needs: Needs, values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, eps: float
+) -> tuple[Tensor, tuple[Tensor]]:
+    out_TD, saved = values[-1].new_empty(values[-1].shape), new_saved(values)
+    mix(values, norm_D, proj_1D, out_TD, eps, saved=saved)
+    return out_TD, (saved,)
+
+
+def _backward(
+    grads: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    needs: Needs,
+    values: Sequence[Tensor],
+    norm_D: Tensor,
+    proj_1D: Tensor,
+) -> Gradients:
+    wanted = (*needs["values"], needs["norm_D"], needs["proj_1D"])
+    d = mix_backward(values, norm_D, proj_1D, None, saved[0], grads[0], None, 0.0, wanted)
+    return d._asdict()
+
+
+@custom_op("attn_res.triton", forward=_forward, backward=_backward, saved=_saved)
+def _attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
+    out_TD = values[-1].new_empty(values[-1].shape)
+    mix(values, norm_D, proj_1D, out_TD, eps)
+    return out_TD
 
 
 def mix(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import Gradients, Needs, custom_op
 from k3_core.ops.gated_rms_norm import reference
 from k3_kernels.gated_rms_norm.kernel import gated_rms_norm_kernel
-from k3_kernels.launch import check_floats, last_contiguous, needs_grad
-from k3_kernels.once import refuse_second_derivative
+from k3_kernels.launch import check_floats, last_contiguous
 from k3_kernels.rms_norm.backward import norm_backward
 
 # Values a program holds, and its warps: 16 values a thread and two inputs.
@@ -27,30 +27,25 @@ def gated_rms_norm(x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, *, eps: fl
         # The reference raises.
         return reference.gated_rms_norm(x_THV, weight_V, gate_THV, eps=eps)
     check_floats("gated_rms_norm", x=x_THV, weight=weight_V, gate=gate_THV)
-    if needs_grad(x_THV, weight_V, gate_THV):
-        result: Tensor = _GatedNorm.apply(x_THV, weight_V, gate_THV, eps)
-        return result
-    return _forward(x_THV, weight_V, gate_THV, eps)
+    return _gated_rms_norm(x_THV, weight_V, gate_THV, eps=eps)
 
 
-class _GatedNorm(torch.autograd.Function):
-    """Keeps its inputs alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, eps: float) -> Tensor:
-        ctx.eps = eps
-        ctx.save_for_backward(x_THV, weight_V, gate_THV)
-        return _forward(x_THV, weight_V, gate_THV, eps)
-
-    @staticmethod
-    def backward(ctx: Any, d_y_THV: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("gated_rms_norm")
-        x_THV, weight_V, gate_THV = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:3]
-        return *norm_backward(x_THV, weight_V, gate_THV, d_y_THV, ctx.eps, needs), None
+def _backward(
+    grads: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    needs: Needs,
+    x_THV: Tensor,
+    weight_V: Tensor,
+    gate_THV: Tensor,
+    eps: float,
+) -> Gradients:
+    wanted = needs["x_THV"], needs["weight_V"], needs["gate_THV"]
+    d_x, d_weight, d_gate = norm_backward(x_THV, weight_V, gate_THV, grads[0], eps, wanted)
+    return {"x_THV": d_x, "weight_V": d_weight, "gate_THV": d_gate}
 
 
-def _forward(x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, eps: float) -> Tensor:
+@custom_op("gated_rms_norm.triton", backward=_backward)
+def _gated_rms_norm(x_THV: Tensor, weight_V: Tensor, gate_THV: Tensor, *, eps: float) -> Tensor:
     num_tokens, num_heads, dim = x_THV.shape
     x_THV, gate_THV = last_contiguous(x_THV), last_contiguous(gate_THV)
     y_THV = torch.empty(x_THV.shape, dtype=gate_THV.dtype, device=x_THV.device)

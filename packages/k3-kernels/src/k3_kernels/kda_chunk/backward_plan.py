@@ -14,34 +14,40 @@ from itertools import groupby
 
 import torch
 
+from k3_kernels.kda_chunk.forward import Saves
 from k3_kernels.kda_chunk.plan import (
     Chunk,
     Pieces,
+    Segments,
     Slab,
     cut_chunks,
     make_pieces,
     make_slab,
+    send_table,
 )
 
 SLAB_CHUNKS = 6144
-"""Chunks and heads in a slab: 0.65 GB of workspace at K = V = 128 in 16 bits, 46 programs of the
-last kernel for each multiprocessor of an H200."""
+"""Chunks and heads in a slab: 0.65 GB of workspace at K = V = 128 in 16 bits, 0.45 without tiles,
+46 programs of the last kernel for each multiprocessor of an H200."""
 MAX_SLABS = 64
-SCAN_PROGRAMS = 264
-"""Programs of the recomputing scan that fill an H200, two a multiprocessor."""
-MIN_STRETCH = 16
-"""Chunks of a stretch, at least: a saved state is worth the workspace of one chunk or two."""
+STRETCH = 16
+"""Chunks of a stretch: a saved state is worth the workspace of one chunk or two."""
+FREE_BYTES = 1_000_000_000
+MOST_BYTES = 3_500_000_000
+"""What a forward may save with the backward's workspace in any case, and of itself at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReverseSlab:
-    """A slab; `slab.pieces` are what the reverse scan runs over, whose states have their number in
-    the last column; `stretches` start from initial state n, or from saved state e written -1 - e.
+    """A slab; stretches start from initial state n, or from saved state e written -1 - e; segments:
+    of the reverse scan, those of a sequence last first, which start from the gradient of their
+    number, or without maps of their sequence, and end (but for -1) in that of their sequence.
     """
 
     slab: Slab
     first_chunk: int
     stretches: Pieces
+    segments: Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +64,10 @@ class BackwardPlan:
         """Of a slab."""
         return max((slab.slab.num_chunks for slab in self.slabs), default=0)
 
-
-def choose_stretch(
-    lengths: tuple[int, ...], chunk: int, num_heads: int, num_blocks: int, num_slabs: int
-) -> int:
-    """Chunks of a stretch, with which the recomputing scan of a slab fills the card.
-
-    num_blocks: programs of the scan for a stretch and head.
-    """
-    chunks = sum(-(-length // chunk) for length in lengths)
-    wanted = -(-SCAN_PROGRAMS // max(num_heads * num_blocks, 1)) * num_slabs
-    return max(MIN_STRETCH, -(-chunks // wanted))
+    @property
+    def has_maps(self) -> bool:
+        """Whether segments of the reverse scan need maps."""
+        return any(slab.segments.maps.count for slab in self.slabs)
 
 
 def choose_backward_slabs(lengths: tuple[int, ...], chunk: int, num_heads: int) -> int:
@@ -77,11 +76,36 @@ def choose_backward_slabs(lengths: tuple[int, ...], chunk: int, num_heads: int) 
     return max(1, min(MAX_SLABS, round(chunks * num_heads / SLAB_CHUNKS)))
 
 
+def choose_saves(sizes: tuple[int, int, int], num_chunks: int, slab_chunks: int) -> Saves:
+    """What a forward saves so that with the workspace of two slabs it takes no more than inputs, o,
+    dO and gradients do; chunks are counted with heads, sizes are launch.chunk_bytes.
+
+    A chunk's tiles spare prep's 20 ns on an H200, and its states and deltas the scan's 20 ns, each
+    less the 2 to 8 ns of their stores.
+    """
+    tiles, kept, state = sizes
+    # A state has V K of 16 bits, a chunk 10 tensors of 32 tokens: 2.5 of it where V = K = 128.
+    limit = max(FREE_BYTES, num_chunks * state * 5 // 2)
+    two = min(2 * slab_chunks, num_chunks)
+    both = num_chunks * (tiles + kept)
+    if both <= MOST_BYTES and both + two * state <= limit:
+        return Saves.TILES_AND_STATES
+    if num_chunks * tiles <= MOST_BYTES and num_chunks * tiles + two * (kept + state) <= limit:
+        return Saves.TILES
+    return Saves.NOTHING
+
+
 @lru_cache(maxsize=64)
 def make_backward_plan(
-    lengths: tuple[int, ...], chunk: int, stretch: int, num_slabs: int, device: torch.device
+    lengths: tuple[int, ...],
+    chunk: int,
+    stretch: int,
+    reverse_chunks: int,
+    num_slabs: int,
+    device: torch.device,
 ) -> BackwardPlan:
-    """The tables of one packing; stretch: most chunks of a stretch."""
+    """The tables of one packing; stretch: most chunks of a stretch; reverse_chunks: of a segment of
+    the reverse scan, 0 = uncut."""
     chunks = [c for c in cut_chunks(lengths, chunk, ()) if c.tokens]
     starts = [0]
     for length in lengths:
@@ -91,7 +115,7 @@ def make_backward_plan(
     slabs = []
     saved = 0
     for at in range(0, len(chunks), size):
-        own, rows, place = chunks[at : at + size], [], 0
+        own, rows, parts, place = chunks[at : at + size], [], [], 0
         for n, group in groupby(own, key=lambda c: c.sequence):
             part = list(group)
             for first in range(0, len(part), stretch):
@@ -100,11 +124,36 @@ def make_backward_plan(
                 if not cut[0].is_first:
                     initial, saved = -1 - saved, saved + 1
                     offsets[n].append(cut[0].first - starts[n])
-                rows.append(_row(cut, place + first, initial))
+                rows.append((*_piece(cut, place + first), initial, -1))
+            parts.append((n, place, part))
             place += len(part)
-        slabs.append(ReverseSlab(make_slab(own, 0, device), at, make_pieces(rows, device)))
+        segments = _reverse_segments(parts, reverse_chunks, device)
+        slab = make_slab(own, 0, device)
+        slabs.append(ReverseSlab(slab, at, make_pieces(rows, device), segments))
     return BackwardPlan(tuple(slabs), tuple(map(tuple, offsets)), len(chunks))
 
 
-def _row(cut: list[Chunk], first_chunk: int, initial: int) -> tuple[int, ...]:
-    return (cut[0].first, sum(c.tokens for c in cut), first_chunk, len(cut), initial, -1)
+def _reverse_segments(
+    parts: list[tuple[int, int, list[Chunk]]], size: int, device: torch.device
+) -> Segments:
+    """Of the parts of sequences in a slab (sequence, first chunk, chunks); size: of a segment."""
+    is_cut = size > 0 and any(len(part) > size for _, _, part in parts)
+    maps: list[tuple[int, ...]] = []
+    runs: list[tuple[int, ...]] = []
+    bounds: list[tuple[int, int]] = []
+    for n, place, part in parts:
+        bounds.append((len(runs), n))
+        for first in reversed(range(0, len(part), size if is_cut else len(part))):
+            piece = _piece(part[first : first + size] if is_cut else part, place + first)
+            j = len(runs)
+            runs.append((*piece, j if is_cut else n, n if first == 0 else -1))
+            if first > 0:
+                maps.append((*piece, j, j))
+    bounds.append((len(runs), 0))
+    table = send_table(bounds, 2, device)
+    return Segments(make_pieces(maps, device), make_pieces(runs, device), table, len(runs))
+
+
+def _piece(cut: list[Chunk], first_chunk: int) -> tuple[int, ...]:
+    """First token, tokens, first chunk, chunks."""
+    return cut[0].first, sum(c.tokens for c in cut), first_chunk, len(cut)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import (
     L2_EPS,
     check_checkpoints,
@@ -84,6 +85,7 @@ class Saved(NamedTuple):
     state_BVK: Tensor | None  # before each chunk
 
 
+@custom_op("kda_chunk.cpu")
 def kda_chunk(
     q_TGK: Tensor,
     k_TGK: Tensor,

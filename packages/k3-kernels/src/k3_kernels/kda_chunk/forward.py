@@ -7,6 +7,7 @@ exported states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -16,12 +17,23 @@ from k3_kernels.kda_chunk.choose import choose_segments, choose_slabs
 from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
 from k3_kernels.kda_chunk.launch import Gates, run_plan
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_chunk.workspace import Record
+
+
+class Saves(IntEnum):
+    """What a forward saves for its backward besides inputs, o and states at stretches; states are
+    those of every chunk, with the deltas, and save the stretches."""
+
+    NOTHING = 0
+    TILES = 1
+    TILES_AND_STATES = 2
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call, checked; a given initial state is contiguous."""
+    """The tensors of a call, checked; a given initial state is contiguous. Without queries there
+    are no outputs, only the final state."""
 
-    q_TGK: Tensor
+    q_TGK: Tensor | None
     k_TGK: Tensor
     v_THV: Tensor
     gate_THK: Tensor
@@ -33,14 +45,15 @@ class Inputs(NamedTuple):
     @property
     def state_shape(self) -> tuple[int, ...]:
         """[H, V, K]."""
-        return (*self.v_THV.shape[1:], self.q_TGK.shape[2])
+        return (*self.v_THV.shape[1:], self.k_TGK.shape[2])
 
 
 @dataclass(frozen=True)
 class Call:
     """What else a call is made of; None where the planner chooses.
 
-    backward_slabs, stretch: of the backward (backward_plan.py); stretch is in chunks.
+    The last four are of the backward (backward_plan.py): stretch and reverse_chunks, of a segment
+    of the reverse scan (0: uncut), in chunks; saves: what the forward saves.
     """
 
     lengths: tuple[int, ...]
@@ -53,6 +66,8 @@ class Call:
     num_slabs: int | None = None
     backward_slabs: int | None = None
     stretch: int | None = None
+    reverse_chunks: int | None = None
+    saves: Saves | None = None
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -67,9 +82,11 @@ def run_forward(
     inputs: Inputs,
     offsets: tuple[tuple[int, ...], ...],
     exports_EHVK: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """o and the final state; the states after `offsets` go to `exports_EHVK`."""
-    device, blocks, lengths = inputs.q_TGK.device, call.blocks, call.lengths
+    record: Record | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """o and the final state; the states after `offsets` go to `exports_EHVK`, what a
+    backward takes to `record`."""
+    device, blocks, lengths = inputs.k_TGK.device, call.blocks, call.lengths
     num_heads, num_v = inputs.v_THV.shape[1:]
     num_blocks = -(-num_v // min(blocks.values, block_width(num_v)))
     num_sms = num_multiprocessors(device)
@@ -95,5 +112,6 @@ def run_forward(
         exports_EHVK,
         blocks,
         call.precision,
+        record,
     )
     return o_THV, final if call.has_final else None

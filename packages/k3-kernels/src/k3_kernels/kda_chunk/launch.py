@@ -3,7 +3,7 @@
 A plan of several slabs runs as a pipeline: prep fills one of two workspaces while the scan, which
 waits for its own chain and leaves multiprocessors idle, reads the other, on a second stream.
 Legend: T packed tokens, N sequences, H value heads, K key, V value channels, C chunks of a slab,
-J segments, X what a chunk and head have in the workspace.
+J segments, E exported states.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ from k3_kernels.kda_chunk.config import Blocks, Precision, block_width
 from k3_kernels.kda_chunk.plan import Pieces, Plan, Slab
 from k3_kernels.kda_chunk.prep import prep_kernel
 from k3_kernels.kda_chunk.scan import scan_kernel
+from k3_kernels.kda_chunk.workspace import (
+    Kept,
+    Maps,
+    Record,
+    Tiles,
+    cut_chunks_of,
+    make_maps,
+    make_tiles,
+)
 from k3_kernels.launch import last_contiguous
 
 TRITON = {
@@ -42,48 +51,6 @@ class Gates(NamedTuple):
     lower_bound: float
 
 
-class Tiles(NamedTuple):
-    """The workspace of a slab: what prep.py lists, side by side for each chunk and head."""
-
-    tile_CHX: Tensor
-    vector_CHX: Tensor
-
-
-class Maps(NamedTuple):
-    """Affine maps of pieces; see scan.py. kept: 0 where map is zero, None where nothing forgets."""
-
-    map_JHKK: Tensor
-    shift_JHVK: Tensor
-    kept_JH: Tensor | None
-
-
-class Kept(NamedTuple):
-    """What a scan for the backward keeps of the chunks of a slab (scan.py); R, L: V and K rounded
-    up, C chunks, T tokens of a chunk."""
-
-    state_CHRL: Tensor
-    delta_CHRT: Tensor
-
-
-def make_tiles(
-    device: torch.device,
-    num_heads: int,
-    num_k: int,
-    num_chunks: int,
-    has_reads: bool,
-    blocks: Blocks,
-    precision: Precision,
-) -> Tiles:
-    """A workspace; without reads it has no room for the last two tiles."""
-    chunk, width = blocks.chunk, block_width(num_k)
-    size = (3 if has_reads else 2) * chunk * width + (2 if has_reads else 1) * chunk * chunk
-    shape = (num_chunks, num_heads)
-    tiles = torch.empty(*shape, size, dtype=precision.operand, device=device)
-    # The bound is one number; rows stay aligned.
-    vectors = torch.empty(*shape, width + 2 * chunk + 16, dtype=torch.float32, device=device)
-    return Tiles(tiles, vectors)
-
-
 def run_prep(
     q_THK: Tensor | None,
     k_THK: Tensor,
@@ -93,10 +60,12 @@ def run_prep(
     tiles: Tiles,
     blocks: Blocks,
     precision: Precision,
+    has_bound: bool = False,
 ) -> None:
     """Fill the tiles of every chunk and value head; without q, only what the state needs.
 
-    The last dimensions of q, k and the gate are contiguous.
+    The last dimensions of q, k and the gate are contiguous. has_bound: whether a backward needs
+    the bounds that the maps of segments take.
     """
     num_k, num_heads = k_THK.shape[2], gates.gate_THK.shape[1]
     if slab.num_chunks == 0 or num_heads == 0:
@@ -125,7 +94,7 @@ def run_prep(
         VECTORS=tiles.vector_CHX.shape[2],
         STAGES=blocks.prep_stages,
         HAS_READS=q_THK is not None,
-        HAS_BOUND=_can_forget(slab, precision),
+        HAS_BOUND=_can_forget(slab, precision) or (has_bound and precision.forget is not None),
         OPERAND=TRITON[precision.operand],
         SUMS=TRITON[precision.sums],
         SOLVE=TRITON[precision.solve],
@@ -157,7 +126,8 @@ def run_pieces(
     precision: Precision,
     kept: Kept | None = None,
 ) -> None:
-    """The scan of some pieces; with `kept` it makes no outputs and leaves `final` as it is."""
+    """The scan of some pieces; without o_THV it makes no outputs, and with `kept` in their place
+    leaves `final` as it is."""
     num_heads, num_v = v_THV.shape[1:]
     if pieces.count == 0 or num_heads == 0:
         return
@@ -179,6 +149,7 @@ def run_pieces(
             for x in (initial, final, transition, sizes, exports, *(kept or (None, None)))
         ),
         num_heads,
+        slab.most_runs,
         precision.forget or 0.0,
         *v_THV.stride()[:2],
         *output.stride()[:2],
@@ -194,11 +165,12 @@ def run_pieces(
         NUM_VALUE_BLOCKS=num_value_blocks,
         HAS_INITIAL=initial is not None,
         HAS_CARRY=has_carry,
-        HAS_FINAL=final is not None and kept is None,
-        HAS_EXPORTS=exports is not None,
-        IS_UNEVEN=slab.is_uneven,
+        HAS_FINAL=final is not None and (kept is None or o_THV is not None),
+        HAS_EXPORTS=exports is not None and slab.is_cut,
+        IS_CUT=slab.is_cut,
         IS_SUMMARY=maps is not None,
         IS_KEPT=kept is not None,
+        HAS_OUTPUT=o_THV is not None,
         MAX_CHUNKS=max_chunks,
         OPERAND=TRITON[precision.operand],
         PRECISION=precision.dot,
@@ -218,45 +190,35 @@ def run_maps(
 ) -> Maps:
     """The affine maps of pieces, by their final index. The last dimension of v is contiguous."""
     num_heads, num_v = v_THV.shape[1:]
-    maps = v_THV.new_empty(num_maps, num_heads, num_k, num_k, dtype=torch.float32)
-    shifts = v_THV.new_empty(num_maps, num_heads, num_v, num_k, dtype=torch.float32)
-    kept = None
-    if _can_forget(slab, precision):
-        kept = v_THV.new_empty(num_maps, num_heads, dtype=torch.int32)
-    result = Maps(maps, shifts, kept)
+    shape = (num_maps, num_heads, num_v, num_k)
+    result = make_maps(shape, _can_forget(slab, precision), v_THV.device)
     run_pieces(
         v_THV, None, tiles, slab, pieces, None, None, result, None, False, num_k, blocks, precision
     )
     return result
 
 
-def _start_states(
-    v_THV: Tensor,
-    tiles: Tiles,
-    slab: Slab,
+def run_combine(
+    maps: Maps,
+    parts: Tensor,
     initial: Tensor | None,
     final: Tensor | None,
-    num_k: int,
+    has_carry: bool,
     blocks: Blocks,
     precision: Precision,
 ) -> Tensor:
-    """The states [J, H, V, K] that the segments of a slab start from."""
-    segments = slab.segments
-    assert segments is not None
-    num_heads, num_v = v_THV.shape[1:]
-    maps, shifts, kept = run_maps(
-        v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision
-    )
-    starts = torch.empty_like(shifts)
+    """The states [J, H, V, K] that the segments of `parts` (plan.py) start from."""
+    num_heads, num_v, num_k = maps.shift_JHVK.shape[1:]
+    starts = torch.empty_like(maps.shift_JHVK)
     num_blocks = -(-num_v // blocks.combine_values)
-    combine_kernel[((segments.parts.shape[0] - 1) * num_heads * num_blocks,)](
+    combine_kernel[((parts.shape[0] - 1) * num_heads * num_blocks,)](
         starts if initial is None else initial,
-        maps,
-        shifts,
-        maps if kept is None else kept,
+        maps.map_JHKK,
+        maps.shift_JHVK,
+        maps.map_JHKK if maps.kept_JH is None else maps.kept_JH,
         starts,
         starts if final is None else final,
-        segments.parts,
+        parts,
         num_heads,
         K=num_k,
         V=num_v,
@@ -264,8 +226,8 @@ def _start_states(
         BV=blocks.combine_values,
         NUM_BLOCKS=num_blocks,
         HAS_INITIAL=initial is not None,
-        HAS_CARRY=slab.has_carry,
-        HAS_BOUND=kept is not None,
+        HAS_CARRY=has_carry,
+        HAS_BOUND=maps.kept_JH is not None,
         PRECISION=precision.map_dot,
         num_warps=8,
         num_stages=1,
@@ -275,7 +237,7 @@ def _start_states(
 
 def run_scan(
     v_THV: Tensor,
-    o_THV: Tensor,
+    o_THV: Tensor | None,
     tiles: Tiles,
     slab: Slab,
     initial: Tensor | None,
@@ -284,13 +246,16 @@ def run_scan(
     num_k: int,
     blocks: Blocks,
     precision: Precision,
+    kept: Kept | None = None,
 ) -> None:
     """The tokens of a slab of o [T, H, V]; `final` [N, H, V, K] and `exports` [E, H, V, K] receive
-    states when given. A slab that goes on with a sequence takes its state from `final`."""
+    states; all when given. A slab that goes on with a sequence takes its state from `final`."""
     pieces, has_carry = slab.pieces, slab.has_carry
-    if slab.segments is not None:
-        initial = _start_states(v_THV, tiles, slab, initial, final, num_k, blocks, precision)
-        pieces, has_carry = slab.segments.runs, False
+    segments = slab.segments
+    if segments is not None:
+        maps = run_maps(v_THV, tiles, slab, segments.maps, segments.count, num_k, blocks, precision)
+        initial = run_combine(maps, segments.parts, initial, final, has_carry, blocks, precision)
+        pieces, has_carry = segments.runs, False
     run_pieces(
         v_THV,
         o_THV,
@@ -305,6 +270,7 @@ def run_scan(
         num_k,
         blocks,
         precision,
+        kept,
     )
 
 
@@ -315,7 +281,7 @@ def scan_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def run_plan(
-    q_THK: Tensor,
+    q_THK: Tensor | None,
     k_THK: Tensor,
     v_THV: Tensor,
     gates: Gates,
@@ -326,30 +292,51 @@ def run_plan(
     exports: Tensor | None,
     blocks: Blocks,
     precision: Precision,
-) -> Tensor:
-    """o [T, H, V] of all slabs; states as in run_scan."""
-    num_k, num_heads = q_THK.shape[2], v_THV.shape[1]
-    q_THK, k_THK, v_THV = (last_contiguous(x) for x in (q_THK, k_THK, v_THV))
+    record: Record | None = None,
+) -> Tensor | None:
+    """o [T, H, V] of all slabs, where there are queries; states as in run_scan. What a backward
+    takes goes to `record`."""
+    num_k, num_heads, has_reads = k_THK.shape[2], v_THV.shape[1], q_THK is not None
+    k_THK, v_THV = last_contiguous(k_THK), last_contiguous(v_THV)
+    q_THK = None if q_THK is None else last_contiguous(q_THK)
     gates = gates._replace(gate_THK=last_contiguous(gates.gate_THK))
-    o_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    most = max((slab.num_chunks for slab in plan.slabs), default=0)
-    workspaces = [
-        make_tiles(v_THV.device, num_heads, num_k, most, True, blocks, precision)
-        for _ in plan.slabs[:2]
-    ]
+    o_THV = torch.empty_like(v_THV, memory_format=torch.contiguous_format) if has_reads else None
+    counts = [slab.num_chunks for slab in plan.slabs]
+    if record is None:
+        most = max(counts)
+        workspaces = [
+            make_tiles(v_THV.device, num_heads, num_k, most, has_reads, blocks, precision)
+            for _ in plan.slabs[:2]
+        ]
+    else:
+        workspaces = cut_chunks_of(record.tiles, counts)
+    kept = None if record is None or record.kept is None else cut_chunks_of(record.kept, counts)
     is_pipeline = v_THV.device.type == "cuda" and len(plan.slabs) > 1
     own = torch.cuda.current_stream(v_THV.device) if is_pipeline else None
     other = scan_stream(v_THV.device) if is_pipeline else None
     free: list[torch.cuda.Event] = []
     for n, slab in enumerate(plan.slabs):
-        tiles = workspaces[n % 2]
-        if own is not None and n >= 2:
-            own.wait_event(free[n - 2])
-        run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision)
+        tiles = workspaces[n % len(workspaces)]
+        if own is not None and n >= len(workspaces):
+            own.wait_event(free[n - len(workspaces)])
+        has_bound = record is not None and record.has_bound
+        run_prep(q_THK, k_THK, gates, scale, slab, tiles, blocks, precision, has_bound)
         if own is not None and other is not None:
             other.wait_event(own.record_event())
         with nullcontext() if other is None else torch.cuda.stream(other):
-            run_scan(v_THV, o_THV, tiles, slab, initial, final, exports, num_k, blocks, precision)
+            run_scan(
+                v_THV,
+                o_THV,
+                tiles,
+                slab,
+                initial,
+                final,
+                exports,
+                num_k,
+                blocks,
+                precision,
+                None if kept is None else kept[n],
+            )
         if other is not None:
             free.append(other.record_event())
     if own is not None and free:

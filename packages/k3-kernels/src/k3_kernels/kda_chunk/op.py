@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_checkpoints, check_inputs, check_state
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.kda_chunk.backward import run_with_gradients
@@ -20,7 +21,7 @@ from k3_kernels.kda_chunk.config import (
     Precision,
     choose_blocks,
 )
-from k3_kernels.kda_chunk.forward import Call, Inputs, run_forward
+from k3_kernels.kda_chunk.forward import Call, Inputs, Saves, run_forward
 from k3_kernels.launch import needs_grad
 
 
@@ -49,6 +50,7 @@ def default_precision(op: str, dtype: torch.dtype) -> Precision:
     return PRECISIONS[dtype]
 
 
+@custom_op("kda_chunk.triton")
 def kda_chunk(
     q_TGK: Tensor,
     k_TGK: Tensor,
@@ -72,12 +74,15 @@ def kda_chunk(
     num_slabs: int | None = None,
     backward_slabs: int | None = None,
     stretch: int | None = None,
+    reverse_chunks: int | None = None,
+    saves: Saves | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """KDA over packed sequences; arguments and results as `k3_core.ops.kda_chunk.KdaChunk`.
 
     `precision`, `blocks`, `segment_chunks` (most chunks of a segment, 0 = never cut) and
     `num_slabs` (of the pipeline of prep and scan) replace what the tables and the planner choose;
-    so do `backward_slabs` and `stretch` (chunks between saved states) for the backward.
+    so do `backward_slabs`, `stretch` (chunks between saved states), `reverse_chunks` (of a segment
+    of the reverse scan) and `saves` for the backward.
     """
     args = (q_TGK, k_TGK, v_THV, gate_THK, beta_TH, A_log_H, dt_bias_HK)
     check_inputs("kda_chunk", *args, lower_bound, is_grouped=True)
@@ -101,8 +106,11 @@ def kda_chunk(
         num_slabs,
         backward_slabs,
         stretch,
+        reverse_chunks,
+        saves,
     )
     inputs = Inputs(*args, initial_state_NHVK)
-    if needs_grad(*inputs):
-        return run_with_gradients(call, inputs, offsets, checkpoints_EHVK)
-    return run_forward(call, inputs, offsets, checkpoints_EHVK)
+    run = run_with_gradients if needs_grad(*inputs) else run_forward
+    o_THV, final_NHVK = run(call, inputs, offsets, checkpoints_EHVK)
+    assert o_THV is not None  # There are queries.
+    return o_THV, final_NHVK

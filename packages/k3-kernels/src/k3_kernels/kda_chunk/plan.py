@@ -7,6 +7,7 @@ Legend: N sequences, C chunks, J segments, P parts of sequences, of one slab.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,8 +51,9 @@ class Segments:
 class Slab:
     """Chunks whose workspace is alive together; all numbers but tokens and states are its own.
 
-    chunks: int64 [C, 3], first token, number of tokens, number of the exported state or -1;
-    is_uneven: whether chunks inside a piece may be shorter than full.
+    chunks: int64 [C, 4], first token, number of tokens, number of the exported state or -1, chunks
+    to the end of the run that it is in; most_runs: of a piece. Runs end at exports, and their last
+    chunk alone may be shorter than full.
     """
 
     chunks: Tensor
@@ -59,7 +61,8 @@ class Slab:
     pieces: Pieces
     segments: Segments | None
     has_carry: bool
-    is_uneven: bool
+    is_cut: bool
+    most_runs: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,16 +125,22 @@ def cut_chunks(
 
 def make_slab(chunks: list[Chunk], segment_chunks: int, device: torch.device) -> Slab:
     """Tables of one slab."""
-    filled = [c for c in chunks if c.tokens]
     pieces: list[tuple[int, ...]] = []
     maps: list[tuple[int, ...]] = []
     runs: list[tuple[int, ...]] = []
     parts: list[tuple[int, int]] = []
-    first_chunk = 0
+    table: list[tuple[int, ...]] = []
+    first_chunk = most_runs = 0
     for n, group in groupby(chunks, key=lambda c: c.sequence):
         part = list(group)
         initial = n if part[0].is_first else -1 - n
         own = [c for c in part if c.tokens]
+        ends = [at for at, c in enumerate(own) if c.export >= 0 or at + 1 == len(own)]
+        table += [
+            (c.first, c.tokens, c.export, ends[bisect_left(ends, at)] - at + 1)
+            for at, c in enumerate(own)
+        ]
+        most_runs = max(most_runs, len(ends))
         size = segment_chunks or max(len(own), 1)
         parts.append((len(runs), initial))
         for at in range(0, max(len(own), 1), size):
@@ -156,12 +165,13 @@ def make_slab(chunks: list[Chunk], segment_chunks: int, device: torch.device) ->
             len(runs),
         )
     return Slab(
-        send_table([(c.first, c.tokens, c.export) for c in filled], 3, device),
-        len(filled),
+        send_table(table, 4, device),
+        len(table),
         make_pieces(pieces, device),
         segments,
         bool(chunks) and not chunks[0].is_first,
-        any(c.export >= 0 and not c.is_last for c in filled),
+        any(c.export >= 0 for c in chunks),
+        most_runs,
     )
 
 

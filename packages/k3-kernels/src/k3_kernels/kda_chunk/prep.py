@@ -116,14 +116,14 @@ def prep_kernel(
     PRECISION: tl.constexpr,
     SUM_PRECISION: tl.constexpr,
 ):
-    """chunk_ptr: int64 [chunks, 3], first token, number of tokens, (for the scan). tile_ptr,
+    """chunk_ptr: int64 [chunks, 4], first token, number of tokens, (for the scan). tile_ptr,
     vector_ptr: [chunks, heads, TILES or VECTORS]. Value heads share the queries and keys of one
     head in GROUP. Grid: chunks x value heads."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % num_heads
     chunk = pid // num_heads
-    first = tl.load(chunk_ptr + 3 * chunk)
-    count = tl.load(chunk_ptr + 3 * chunk + 1).to(tl.int32)
+    first = tl.load(chunk_ptr + 4 * chunk)
+    count = tl.load(chunk_ptr + 4 * chunk + 1).to(tl.int32)
     row = tl.arange(0, BT)
     is_row = row < count
     i = row[:, None]

@@ -20,8 +20,12 @@ identity and no values for the others, ends in the affine map (S, M) of the piec
 what the chunks leave of a state (prep.py) it may begin late, where less than 2^forget of any state
 is left at the piece's end: M is then 0, marked in `kept`, and S made of the last chunks only.
 
-For the backward (IS_KEPT) it makes no outputs, but keeps M and D^T of every chunk and head, whole
-and as the products took them: states [V, K], deltas [V, chunk], with V and K rounded up.
+States are exported between runs of chunks, not in the loop: a store in the loop wants 30 KB of
+shared memory, without which a multiprocessor holds two programs. Only the last chunk of a run can
+be short.
+
+For the backward (IS_KEPT), with or without outputs, it keeps M and D^T of every chunk and head, as
+the products took them: states [V, K], deltas [V, chunk], with V and K rounded up.
 Legend: K, V channels, BT chunk, BK, BV blocks; tiles and vectors as prep.py lays them out.
 """
 
@@ -47,6 +51,7 @@ def scan_kernel(
     states_ptr,
     deltas_ptr,
     num_heads,
+    num_runs,
     forget,
     stride_vt,
     stride_vh,
@@ -66,18 +71,19 @@ def scan_kernel(
     HAS_CARRY: tl.constexpr,
     HAS_FINAL: tl.constexpr,
     HAS_EXPORTS: tl.constexpr,
-    IS_UNEVEN: tl.constexpr,
+    IS_CUT: tl.constexpr,
     IS_SUMMARY: tl.constexpr,
     IS_KEPT: tl.constexpr,
+    HAS_OUTPUT: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """piece_ptr: int64 [pieces, 6]: first token, tokens, first chunk, chunks, index of the initial
     state (-1 - n: what final_ptr has for n), index of the final state (-1: none). chunk_ptr: int64
-    [chunks, 3], first token, tokens, index of the state to export after it (-1: none). Unless
-    IS_UNEVEN all chunks of a piece but the last are full. MAX_CHUNKS of a piece: 0 without bounds,
-    else a power of two. Grid: pieces x heads x blocks."""
+    [chunks, 4], first token, tokens, index of the state to export after it (-1: none), chunks to
+    the end of its run. Unless IS_CUT a piece is one run; num_runs: of a piece, at most. MAX_CHUNKS
+    of a piece: 0 without bounds, else a power of two. Grid: pieces x heads x blocks."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % NUM_BLOCKS
     head = (pid // NUM_BLOCKS) % num_heads
@@ -102,7 +108,7 @@ def scan_kernel(
         first_chunk += skipped
         num_chunks -= skipped
         num_tokens -= skipped * BT
-        first = tl.load(chunk_ptr + 3 * first_chunk, mask=num_chunks > 0, other=0)
+        first = tl.load(chunk_ptr + 4 * first_chunk, mask=num_chunks > 0, other=0)
 
     row = tl.arange(0, BT)
     channel = tl.arange(0, BK)
@@ -138,50 +144,59 @@ def scan_kernel(
 
     tile_ptr += (first_chunk * num_heads + head) * TILES
     vector_ptr += (first_chunk * num_heads + head) * VECTORS
-    # With a number of stages the vectors, which feed no product, are loaded ahead as well.
-    for step in tl.range(0, num_chunks, num_stages=STAGES):
-        count = tl.minimum(num_tokens - step * BT, BT)
-        if IS_UNEVEN:
-            count = tl.load(chunk_ptr + 3 * (first_chunk + step) + 1)
-        is_token = (row < count)[:, None] & is_value
-        half = tl.load(vector_ptr + channel)[None, :]
-        erase = tl.load(tile_ptr + tile_offset)
-        k_norm = tl.load(vector_ptr + BK + row)
-        v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
-        solve = tl.load(tile_ptr + 2 * BT * BK + pair_offset)
-        writes = tl.load(tile_ptr + BT * BK + tile_offset)
+    done = 0
+    for _ in range(num_runs if IS_CUT else 1):
+        run, run_tokens = num_chunks, num_tokens
+        if IS_CUT:
+            run_ptr = chunk_ptr + 4 * (first_chunk + done)
+            run = tl.load(run_ptr + 3, mask=done < num_chunks, other=0).to(tl.int32)
+            run = tl.minimum(run, num_chunks - done)
+            run_ptr += 4 * (run - 1)
+            run_tokens = tl.load(run_ptr + 1, mask=run > 0, other=0) + (run - 1) * BT
+        # With a number of stages the vectors, which feed no product, are loaded ahead as well.
+        for step in tl.range(0, run, num_stages=STAGES):
+            count = tl.minimum(run_tokens - step * BT, BT)
+            is_token = (row < count)[:, None] & is_value
+            half = tl.load(vector_ptr + channel)[None, :]
+            erase = tl.load(tile_ptr + tile_offset)
+            k_norm = tl.load(vector_ptr + BK + row)
+            v_t = tl.trans(tl.load(v_ptr + v_offset, mask=is_token, other=0.0).to(OPERAND))
+            solve = tl.load(tile_ptr + 2 * BT * BK + pair_offset)
+            writes = tl.load(tile_ptr + BT * BK + tile_offset)
 
-        # By half twice, not by its square, which underflows where gates are fast.
-        state = state * half
-        operand = state.to(OPERAND)
-        erased = tl.dot(operand, tl.trans(erase), input_precision=PRECISION)
-        delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
-        erased = (erased * k_norm[None, :]).to(OPERAND)
-        delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION).to(OPERAND)
-        state = tl.dot(delta, writes, acc=state, input_precision=PRECISION) * half
-        if IS_KEPT:
-            row_of_V = (first_chunk + step) * num_heads + head
-            row_of_V = row_of_V * (NUM_BLOCKS * BV) + block * BV + tl.arange(0, BV)[:, None]
-            tl.store(states_ptr + row_of_V * BK + channel[None, :], operand)
-            tl.store(deltas_ptr + row_of_V * BT + row[None, :], delta)
-        elif not IS_SUMMARY:
-            reads_ptr = tile_ptr + 2 * BT * BK + BT * BT
-            reads = tl.load(reads_ptr + tile_offset)
-            mix = tl.load(reads_ptr + BT * BK + pair_offset)
-            q_norm = tl.load(vector_ptr + BK + BT + row)
-            out = tl.dot(operand, tl.trans(reads), input_precision=PRECISION)
-            out = tl.dot(delta, tl.trans(mix), acc=out, input_precision=PRECISION)
-            out = tl.trans(out * q_norm[None, :]).to(o_ptr.dtype.element_ty)
-            tl.store(o_ptr + o_offset, out, mask=is_token)
-            o_ptr += count * stride_ot
+            # By half twice, not by its square, which underflows where gates are fast.
+            state = state * half
+            operand = state.to(OPERAND)
+            erased = tl.dot(operand, tl.trans(erase), input_precision=PRECISION)
+            delta = tl.dot(v_t, tl.trans(solve), input_precision=PRECISION)
+            erased = (erased * k_norm[None, :]).to(OPERAND)
+            delta = tl.dot(erased, tl.trans(solve), acc=delta, input_precision=PRECISION)
+            delta = delta.to(OPERAND)
+            state = tl.dot(delta, writes, acc=state, input_precision=PRECISION) * half
+            if IS_KEPT:
+                row_of_V = (first_chunk + done + step) * num_heads + head
+                row_of_V = row_of_V * (NUM_BLOCKS * BV) + block * BV + tl.arange(0, BV)[:, None]
+                tl.store(states_ptr + row_of_V * BK + channel[None, :], operand)
+                tl.store(deltas_ptr + row_of_V * BT + row[None, :], delta)
+            if HAS_OUTPUT:
+                reads_ptr = tile_ptr + 2 * BT * BK + BT * BT
+                reads = tl.load(reads_ptr + tile_offset)
+                mix = tl.load(reads_ptr + BT * BK + pair_offset)
+                q_norm = tl.load(vector_ptr + BK + BT + row)
+                out = tl.dot(operand, tl.trans(reads), input_precision=PRECISION)
+                out = tl.dot(delta, tl.trans(mix), acc=out, input_precision=PRECISION)
+                out = tl.trans(out * q_norm[None, :]).to(o_ptr.dtype.element_ty)
+                tl.store(o_ptr + o_offset, out, mask=is_token)
+                o_ptr += count * stride_ot
+            v_ptr += count * stride_vt
+            tile_ptr += num_heads * TILES
+            vector_ptr += num_heads * VECTORS
         if HAS_EXPORTS:
-            index = tl.load(chunk_ptr + 3 * (first_chunk + step) + 2)
+            index = tl.load(run_ptr + 2, mask=run > 0, other=-1)
             offset = (index * num_heads + head) * (V * K)
             is_exported = is_state & (index >= 0)
             tl.store(export_ptr + offset + state_offset, state, mask=is_exported)
-        v_ptr += count * stride_vt
-        tile_ptr += num_heads * TILES
-        vector_ptr += num_heads * VECTORS
+        done += run
 
     if HAS_FINAL:
         offset = (final_index * num_heads + head) * (V * K)

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.kda_decode.compose import check_both, check_shapes
 from k3_kernels.early import early_launch
@@ -38,6 +39,7 @@ def _check_keys(keys_BWHK: Tensor, gate_BWHK: Tensor, x_BWC: Tensor) -> None:
         )
 
 
+@custom_op("kda_decode.triton", is_differentiable=False)
 @torch.no_grad()
 def kda_decode(
     x_BWC: Tensor,

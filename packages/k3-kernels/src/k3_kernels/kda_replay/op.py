@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.kda_replay.inputs import check_windows
 from k3_core.ops.kda_step.inputs import check_writes
@@ -23,6 +24,7 @@ from k3_kernels.kda_step.op import check_pool
 from k3_kernels.launch import last_contiguous
 
 
+@custom_op("kda_replay.triton", is_differentiable=False)
 @torch.no_grad()
 def kda_replay(
     k_BWHK: Tensor,

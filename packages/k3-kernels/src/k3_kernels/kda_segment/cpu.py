@@ -2,8 +2,9 @@
 
 from functools import partial
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_segment import KdaSegment
 from k3_core.ops.kda_segment.augment import segment_by_chunk
 from k3_kernels.kda_chunk.cpu import kda_chunk
 
-kda_segment: KdaSegment = partial(segment_by_chunk, kda_chunk)
+kda_segment: KdaSegment = custom_op("kda_segment.cpu")(partial(segment_by_chunk, kda_chunk))

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import L2_EPS, log_decay
 from k3_core.ops.kda_step.inputs import StepArgs, check_step
 from k3_core.ops.math import math_dtype, without_autocast
 
 
+@custom_op("kda_step.cpu", is_differentiable=False)
 @torch.no_grad()
 def kda_step(
     q_BWHK: Tensor,

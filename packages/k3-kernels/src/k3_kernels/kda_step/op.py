@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import check_inputs, check_state
 from k3_core.ops.kda_step.inputs import check_writes, live_rows, token_counts
 from k3_kernels.kda_chunk.config import block_width
@@ -61,6 +62,7 @@ def check_records(
         raise ValueError(f"{op}: writes makes a verify step, which takes no num_commit")
 
 
+@custom_op("kda_step.triton", is_differentiable=False)
 @torch.no_grad()
 def kda_step(
     q_BWHK: Tensor,

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.latent_router import reference
 from k3_kernels.early import early_launch
 from k3_kernels.hopper import fits_descriptors
@@ -54,9 +55,17 @@ def latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[T
     Calls that need gradients or mix dtypes, and rows that do not start on 16-byte boundaries, run
     the reference.
     """
+    tensors = x_TD, latent_LD, router_ED
+    if not is_uniform(*tensors):
+        return reference.latent_router(*tensors)
+    return _latent_router(*tensors)
+
+
+@custom_op("latent_router.triton", is_differentiable=False)
+def _latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[Tensor, Tensor]:
     x_TD = last_contiguous(x_TD)
     tensors = x_TD, latent_LD, router_ED
-    if not is_uniform(*tensors) or not fits_descriptors(*tensors):
+    if not fits_descriptors(*tensors):
         return reference.latent_router(*tensors)
     check_floats("latent_router", x=x_TD)
     if len({tensor.shape[1] for tensor in tensors}) > 1:

@@ -32,7 +32,7 @@ def whole_operands(
     BK: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """All inputs of BM rows and of BN outputs, in PARTS. Waits for the rows, not for the weights."""
+    """All inputs of BM rows and of BN outputs, in PARTS; waits for the rows, not the weights."""
     if PARTS == 1:
         row = first_row + tl.arange(0, BM)[:, None]
         out = first_out + tl.arange(0, BN)[:, None]
@@ -80,7 +80,7 @@ def linear_kernel(
     num_rows,
     x_stride,
     weight_stride,
-    y_stride,
+    added_stride,
     K: tl.constexpr,
     N: tl.constexpr,
     PARTS: tl.constexpr,
@@ -91,7 +91,7 @@ def linear_kernel(
     PRECISION: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """y [T, N] = x [T, K] weight [N, K]^T, plus `added`, which has the strides of y.
+    """y [T, N] = x [T, K] weight [N, K]^T, plus `added`, in rows added_stride apart.
 
     PARTS x BK inputs hold all K. Grid: tiles of rows x blocks of outputs, rows first, so that
     neighbours share the weights.
@@ -117,12 +117,13 @@ def linear_kernel(
         IS_EARLY,
     )
     row, out = tile_of(first_row, first_out, PARTS, BM, BN)
-    at = row.to(tl.int64) * y_stride + out
+    row = row.to(tl.int64)
     mask = (row < num_rows) & (out < N)
     if HAS_ADDED:
         # Asked for together with x.
-        added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        added_at = added_ptr + row * added_stride + out
+        added = tl.load(added_at, mask=mask, other=0.0).to(tl.float32)
     y = whole_product(x, weight, PARTS, PRECISION)
     if HAS_ADDED:
         y += added
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + row * N + out, y.to(y_ptr.dtype.element_ty), mask=mask)

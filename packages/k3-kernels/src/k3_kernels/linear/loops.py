@@ -13,7 +13,7 @@ from torch import Tensor
 
 from k3_core.ops.linear import reference
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, takes, vector
+from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, matrix, rows, takes, vector
 from k3_kernels.loops.math import products_of_rows
 
 MAX_ROWS = 32
@@ -41,7 +41,7 @@ def linear(
     )
     if not is_taken:
         return reference.linear(x, weight_OI, add_to=add_to, dtype=dtype)
-    x = x.contiguous()
+    x, stride = rows(x)
     add_to = None if add_to is None else add_to.contiguous()
     y = x.new_empty(*x.shape[:-1], num_out)
     launch(
@@ -52,6 +52,7 @@ def linear(
         y.data_ptr(),
         num_rows,
         width,
+        stride,
         num_out,
         DTYPES[x.dtype],
     )
@@ -60,9 +61,17 @@ def linear(
 
 @compiled
 def _linear(
-    x: int, weight: int, add_to: int, y: int, num_rows: int, width: int, num_out: int, dtype: Any
+    x: int,
+    weight: int,
+    add_to: int,
+    y: int,
+    num_rows: int,
+    width: int,
+    stride: int,
+    num_out: int,
+    dtype: Any,
 ) -> None:
-    x_TI = vector(x, num_rows * width, dtype).reshape(num_rows, width)
+    x_TI = matrix(x, num_rows, width, stride, dtype)
     y_TO = vector(y, num_rows * num_out, dtype).reshape(num_rows, num_out)
     weight_OI = vector(weight, num_out * width, dtype).reshape(num_out, width)
     products_of_rows(weight_OI, x_TI, num_rows, y_TO)

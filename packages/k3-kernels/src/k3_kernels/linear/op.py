@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.linear import reference
 from k3_kernels.early import early_launch
 from k3_kernels.launch import dot_precision, needs_grad
@@ -41,28 +42,38 @@ def linear(
     add_to: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x W^T: [..., I] -> [..., O], plus `add_to` [T, O], in whose memory the sum is made.
+    """x W^T: [..., I] -> [..., O], plus `add_to` [T, O].
 
     16-bit products whose sums are wanted in float32 (logits) are not rounded on the way.
     """
-    num_out, width = weight_OI.shape
+    width = weight_OI.shape[1]
     num_rows = x.numel() // max(width, 1)
     if dtype not in (None, x.dtype) or not _takes(x, weight_OI, add_to, num_rows):
         if dtype == torch.float32 and _keeps_sums(x, weight_OI):
             return torch.mm(x, weight_OI.t(), out_dtype=dtype)
         return reference.linear(x, weight_OI, add_to=add_to, dtype=dtype)
+    return _few_rows(x, weight_OI, add_to=add_to, dtype=dtype)
+
+
+@custom_op("linear.triton", is_differentiable=False)
+def _few_rows(
+    x: Tensor, weight_OI: Tensor, *, add_to: Tensor | None, dtype: torch.dtype | None
+) -> Tensor:
+    """In the dtype of x, which `dtype` is if it is given. Writes no argument, for graphs."""
+    num_out, width = weight_OI.shape
+    num_rows = x.numel() // width
     x_TI = x if x.dim() == 2 else x.reshape(num_rows, width)
-    y = x.new_empty(*x.shape[:-1], num_out) if add_to is None else add_to
+    y = x.new_empty(*x.shape[:-1], num_out)
     tile = choose_tile(num_rows, width, num_out)
     linear_kernel[(triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_out, tile.outputs),)](
         x_TI,
         weight_OI,
-        y,
+        y if add_to is None else add_to,
         y,
         num_rows,
         x_TI.stride(0),
         weight_OI.stride(0),
-        num_out if add_to is None else add_to.stride(0),
+        0 if add_to is None else add_to.stride(0),
         K=width,
         N=num_out,
         PARTS=tile.parts,

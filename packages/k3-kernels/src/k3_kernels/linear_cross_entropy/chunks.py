@@ -17,15 +17,16 @@ Legend: T tokens, C tokens of a chunk, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import Gradients, Needs, custom_op
 from k3_core.ops.linear_cross_entropy.reference import check_reduction
 from k3_core.ops.math import math_dtype, without_autocast
-from k3_kernels.launch import needs_grad
-from k3_kernels.once import refuse_second_derivative
 
 LOGITS_BYTES = {"cuda": 5 << 28, "cpu": 1 << 24}
 """Most bytes of a chunk's logits by device, but for chunks of `MIN_TOKENS`."""
@@ -58,80 +59,145 @@ class Loss(NamedTuple):
     rows: Rows
     ignore_index: int
     z_loss: float
-    logits_dtype: torch.dtype
+    logits_dtype: torch.dtype | None = None
 
 
-def run(
-    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, reduction: str, loss: Loss
-) -> Tensor:
-    """The op with the rows of one form; as `linear_cross_entropy.reference`."""
-    check_reduction(reduction)
-    _check(hidden_TD, weight_VD, labels_T, loss.ignore_index)
-    device = hidden_TD.device.type
-    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-        hidden_TD, weight_VD = hidden_TD.to(dtype), weight_VD.to(dtype)
-    inputs = hidden_TD, weight_VD, labels_T.contiguous()
-    if reduction == "none":
-        losses_T: Tensor = _TokenLosses.apply(*inputs, loss)
-        return losses_T
-    if needs_grad(hidden_TD, weight_VD):
-        total: Tensor = _OneLoss.apply(*inputs, reduction, loss)
-        return total
-    losses_T, _, _ = _run_chunks(*inputs, None, loss, (False, False))
-    return losses_T.sum() * _share(labels_T, reduction, loss, losses_T.dtype)
+def op_by(name: str, rows: Rows) -> Callable[..., Tensor]:
+    """The op with the rows of one form; as `linear_cross_entropy.reference`, but for the dtype of
+    the logits, None for the math dtype."""
+    one = custom_op(
+        name,
+        forward=partial(_one_forward, rows),
+        backward=_one_backward,
+        saved=_one_saved,
+    )(partial(_one_loss, rows))
+    each = custom_op(f"{name}_tokens", backward=partial(_tokens_backward, rows))(
+        partial(_token_losses, rows)
+    )
 
-
-class _OneLoss(torch.autograd.Function):
-    """Reductions "mean" and "sum". The gradients are made before their factor is known, and kept
-    unscaled, so that half precision neither overflows nor vanishes under a loss scale."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
+    def linear_cross_entropy(
         hidden_TD: Tensor,
         weight_VD: Tensor,
         labels_T: Tensor,
+        *,
+        ignore_index: int,
         reduction: str,
-        loss: Loss,
+        z_loss: float,
+        **settings: torch.dtype,
     ) -> Tensor:
-        wanted = ctx.needs_input_grad[:2]
-        losses_T, *grads = _run_chunks(hidden_TD, weight_VD, labels_T, None, loss, wanted)
-        share = _share(labels_T, reduction, loss, losses_T.dtype)
-        ctx.save_for_backward(share, *grads)
-        ctx.dtype = hidden_TD.dtype
-        return losses_T.sum() * share
-
-    @staticmethod
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("linear_cross_entropy")
-        share, *grads = ctx.saved_tensors
-        factor_1 = (d_loss * share).view(1)
-        return *(_scaled(grad, factor_1, ctx.dtype) for grad in grads), None, None, None
-
-
-class _TokenLosses(torch.autograd.Function):
-    """Reduction "none": the backward makes the logits again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, loss: Loss
-    ) -> Tensor:
-        ctx.save_for_backward(hidden_TD, weight_VD, labels_T)
-        ctx.loss = loss
-        return _run_chunks(hidden_TD, weight_VD, labels_T, None, loss, (False, False))[0]
-
-    @staticmethod
-    def backward(ctx: Any, d_losses_T: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("linear_cross_entropy")
-        hidden_TD, weight_VD, labels_T = ctx.saved_tensors
-        scale_T, wanted = d_losses_T.contiguous(), ctx.needs_input_grad[:2]
-        _, d_hidden_TD, d_weight_VD = _run_chunks(
-            hidden_TD, weight_VD, labels_T, scale_T, ctx.loss, wanted
+        check_reduction(reduction)
+        _check_shapes(hidden_TD, weight_VD, labels_T)
+        device = hidden_TD.device.type
+        if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+            hidden_TD, weight_VD = hidden_TD.to(dtype), weight_VD.to(dtype)
+        result: Tensor = (each if reduction == "none" else one)(
+            hidden_TD,
+            weight_VD,
+            labels_T.contiguous(),
+            ignore_index=ignore_index,
+            reduction=reduction,
+            z_loss=z_loss,
+            **settings,
         )
-        if d_weight_VD is not None:
-            d_weight_VD = d_weight_VD.to(weight_VD.dtype)
-        return d_hidden_TD, d_weight_VD, None, None
+        return result
+
+    return linear_cross_entropy
+
+
+# Reductions "mean" and "sum". The gradients are made before their factor is known, and kept
+# unscaled, so that half precision neither overflows nor vanishes under a loss scale.
+
+
+def _one_loss(
+    rows: Rows,
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    reduction: str,
+    **settings: Any,
+) -> Tensor:
+    loss = Loss(rows, **settings)
+    losses_T, _, _ = _run_chunks(hidden_TD, weight_VD, labels_T, None, loss, (False, False))
+    return losses_T.sum() * _share(labels_T, reduction, loss, losses_T.dtype)
+
+
+def _one_forward(
+    rows: Rows,
+    needs: Needs,
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    reduction: str,
+    **settings: Any,
+) -> tuple[Tensor, list[Tensor]]:
+    loss, wanted = Loss(rows, **settings), (needs["hidden_TD"], needs["weight_VD"])
+    losses_T, *grads = _run_chunks(hidden_TD, weight_VD, labels_T, None, loss, wanted)
+    share = _share(labels_T, reduction, loss, losses_T.dtype)
+    like = hidden_TD.new_empty(0)
+    return losses_T.sum() * share, [share, like, *(x for x in grads if x is not None)]
+
+
+def _one_saved(needs: Needs, hidden_TD: Tensor, weight_VD: Tensor, **_: Any) -> list[Tensor]:
+    sums = math_dtype(hidden_TD)
+    saved = [hidden_TD.new_empty((), dtype=sums), hidden_TD.new_empty(0)]
+    if needs["hidden_TD"]:
+        saved.append(hidden_TD.new_empty(hidden_TD.shape))
+    if needs["weight_VD"]:
+        saved.append(weight_VD.new_empty(weight_VD.shape, dtype=sums))
+    return saved
+
+
+def _one_backward(grads: Sequence[Tensor], saved: Sequence[Tensor], needs: Needs) -> Gradients:
+    share, like, *unscaled = saved
+    factor_1 = (grads[0] * share).view(1)
+    names = [name for name in ("hidden_TD", "weight_VD") if needs[name]]
+    return {
+        name: torch.mul(grad, factor_1, out=torch.empty_like(grad, dtype=like.dtype))
+        for name, grad in zip(names, unscaled, strict=True)
+    }
+
+
+# Reduction "none": the backward makes the logits again.
+
+
+def _token_losses(
+    rows: Rows,
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    reduction: str,
+    **settings: Any,
+) -> Tensor:
+    loss = Loss(rows, **settings)
+    return _run_chunks(hidden_TD, weight_VD, labels_T, None, loss, (False, False))[0]
+
+
+def _tokens_backward(
+    rows: Rows,
+    grads: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    needs: Needs,
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    ignore_index: int,
+    z_loss: float,
+    logits_dtype: torch.dtype | None = None,
+) -> Gradients:
+    loss, wanted = (
+        Loss(rows, ignore_index, z_loss, logits_dtype),
+        (needs["hidden_TD"], needs["weight_VD"]),
+    )
+    _, d_hidden_TD, d_weight_VD = _run_chunks(
+        hidden_TD, weight_VD, labels_T, grads[0].contiguous(), loss, wanted
+    )
+    if d_weight_VD is not None:
+        d_weight_VD = d_weight_VD.to(weight_VD.dtype)
+    return {"hidden_TD": d_hidden_TD, "weight_VD": d_weight_VD}
 
 
 def _run_chunks(
@@ -144,12 +210,14 @@ def _run_chunks(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses [T], and the wanted gradients: of hidden in its dtype, of the weight in float32."""
     (num_tokens, _), vocabulary = hidden_TD.shape, len(weight_VD)
+    _check_labels(labels_T, len(weight_VD), loss.ignore_index)
     sums = math_dtype(hidden_TD)
+    logits_dtype = loss.logits_dtype or sums
     losses_T = hidden_TD.new_empty(num_tokens, dtype=sums)
     d_hidden_TD = torch.empty_like(hidden_TD) if wanted[0] else None
     d_weight_VD = torch.empty_like(weight_VD, dtype=sums) if wanted[1] else None
-    size = min(num_tokens, chunk_tokens(vocabulary, loss.logits_dtype, hidden_TD.device.type))
-    buffer_CV = hidden_TD.new_empty(size, vocabulary, dtype=loss.logits_dtype)
+    size = min(num_tokens, chunk_tokens(vocabulary, logits_dtype, hidden_TD.device.type))
+    buffer_CV = hidden_TD.new_empty(size, vocabulary, dtype=logits_dtype)
     with without_autocast(hidden_TD):
         for start in range(0, num_tokens, size or 1):
             rows = slice(start, min(start + size, num_tokens))
@@ -199,27 +267,23 @@ def _share(labels_T: Tensor, reduction: str, loss: Loss, dtype: torch.dtype) -> 
     return (labels_T != loss.ignore_index).sum().clamp(min=1).to(dtype).reciprocal()
 
 
-def _scaled(grad: Tensor | None, factor_1: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """grad times a factor, multiplied in the wider of their dtypes and rounded once."""
-    if grad is None:
-        return None
-    return torch.mul(grad, factor_1, out=torch.empty_like(grad, dtype=dtype))
-
-
-def _check(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, ignore_index: int) -> None:
-    """Shapes; labels on a CPU only, since a GPU would have to be waited for."""
+def _check_shapes(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor) -> None:
     is_shaped = hidden_TD.dim() == weight_VD.dim() == 2 and labels_T.dim() == 1
     if not is_shaped or (hidden_TD.shape[1], len(hidden_TD)) != (weight_VD.shape[1], len(labels_T)):
         shapes = ", ".join(str(tuple(x.shape)) for x in (hidden_TD, weight_VD, labels_T))
         raise ValueError(
             f"linear_cross_entropy: hidden, weight and labels {shapes} are not [T, D], [V, D], [T]"
         )
+
+
+def _check_labels(labels_T: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """On a CPU only, since a GPU would have to be waited for."""
     if labels_T.is_cuda:
         return
-    is_unknown_T = (labels_T != ignore_index) & ((labels_T < 0) | (labels_T >= len(weight_VD)))
+    is_unknown_T = (labels_T != ignore_index) & ((labels_T < 0) | (labels_T >= vocabulary))
     if is_unknown_T.any():
         token = int(is_unknown_T.int().argmax())
         raise IndexError(
             f"linear_cross_entropy: label {int(labels_T[token])} of token {token} is outside the "
-            f"vocabulary of {len(weight_VD)} and is not ignore_index ({ignore_index})"
+            f"vocabulary of {vocabulary} and is not ignore_index ({ignore_index})"
         )

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3_core.ops.math import math_dtype
-from k3_kernels.linear_cross_entropy.chunks import Loss, run
+from k3_kernels.linear_cross_entropy.chunks import Loss, op_by
 
 
 def linear_cross_entropy(
@@ -25,8 +24,14 @@ def linear_cross_entropy(
 
     A label outside the vocabulary raises IndexError on a CPU, and stops a GPU by torch's assertion.
     """
-    loss = Loss(softmax_rows, ignore_index, z_loss, math_dtype(hidden_TD))
-    return run(hidden_TD, weight_VD, labels_T, reduction, loss)
+    return _chunked(
+        hidden_TD,
+        weight_VD,
+        labels_T,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        z_loss=z_loss,
+    )
 
 
 def softmax_rows(
@@ -57,3 +62,6 @@ def softmax_rows(
     if scale_C is not None:
         d_logits_CV.mul_(scale_C.unsqueeze(1))
     return d_logits_CV.masked_fill_(is_ignored_C.unsqueeze(1), 0.0).to(grad_dtype)
+
+
+_chunked = op_by("linear_cross_entropy.cpu", softmax_rows)

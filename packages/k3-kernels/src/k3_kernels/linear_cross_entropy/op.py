@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from k3_kernels.launch import check_floats
-from k3_kernels.linear_cross_entropy.chunks import Loss, run
+from k3_kernels.linear_cross_entropy.chunks import Loss, op_by
 from k3_kernels.linear_cross_entropy.kernel import loss_kernel
 
 
@@ -46,8 +46,16 @@ def linear_cross_entropy(
             f"linear_cross_entropy: logits_dtype {logits_dtype} is neither float32 nor that of "
             f"hidden, {hidden_TD.dtype}"
         )
-    loss = Loss(kernel_rows, ignore_index, z_loss, logits_dtype)
-    return run(hidden_TD, weight_VD, labels_T, reduction, loss)
+    settings = {} if logits_dtype == torch.float32 else {"logits_dtype": logits_dtype}
+    return _chunked(
+        hidden_TD,
+        weight_VD,
+        labels_T,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        z_loss=z_loss,
+        **settings,
+    )
 
 
 def kernel_rows(
@@ -81,3 +89,6 @@ def kernel_rows(
         num_warps=TILE.num_warps,
     )
     return None if grad_dtype is None else grads_CV
+
+
+_chunked = op_by("linear_cross_entropy.triton", kernel_rows)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.mla_decode.reference import check_widths
 
 
+@custom_op("mla_decode.cpu", is_differentiable=False)
 def mla_decode(
     q_latent_BHC: Tensor,
     q_rope_BHR: Tensor,

@@ -15,7 +15,7 @@ from torch import Tensor
 from k3_core.replay import launch
 from k3_kernels.launch import last_contiguous
 from k3_kernels.loops import DTYPES, MAX_TOKENS, compiled, part, takes, vector
-from k3_kernels.loops.math import exp, products
+from k3_kernels.loops.math import exp
 from k3_kernels.mla_decode import cpu
 
 MAX_QUERIES = 2**13
@@ -143,29 +143,77 @@ def _num_pages(length: int, page: int, num_columns: int) -> int:
 @compiled
 def _attend_row(query_HX: np.ndarray, pages: int, starts_S: np.ndarray, out_HC: np.ndarray) -> None:
     """Scores of all tokens, their softmax, and the sum of the latents by it."""
-    (num_heads, width), num_latent, dtype = query_HX.shape, out_HC.shape[1], query_HX.dtype
-    weights_HS = np.empty((num_heads, len(starts_S)), dtype)
-    score_H, peak_H = np.empty(num_heads, dtype), np.full(num_heads, -np.inf, dtype)
-    for s in range(len(starts_S)):
-        products(query_HX, part(pages, starts_S[s], width, dtype), score_H)
-        for h in range(num_heads):
-            weights_HS[h, s] = score_H[h]
-            peak_H[h] = score_H[h] if score_H[h] > peak_H[h] else peak_H[h]
-    for h in range(num_heads):
-        _softmax(weights_HS[h], peak_H[h])
-    out_HC[:] = 0
-    for s in range(len(starts_S)):
-        latent_C = part(pages, starts_S[s], num_latent, dtype)
-        for h in range(num_heads):
-            weight, out_C = weights_HS[h, s], out_HC[h]
-            for c in range(num_latent):
-                out_C[c] += weight * latent_C[c]
+    weights_HS = np.empty((len(query_HX), len(starts_S)), query_HX.dtype)
+    last = len(query_HX) - 1
+    for h in range(0, len(query_HX), 4):
+        heads = h, min(h + 1, last), min(h + 2, last), min(h + 3, last)
+        _score_four(query_HX, heads, pages, starts_S, weights_HS)
+    for h in range(len(query_HX)):
+        _softmax(weights_HS[h])
+    _add_latents(weights_HS, pages, starts_S, out_HC)
 
 
 @compiled
-def _softmax(scores_S: np.ndarray, peak: float) -> None:
+def _score_four(
+    query_HX: np.ndarray,
+    heads: tuple[int, int, int, int],
+    pages: int,
+    starts_S: np.ndarray,
+    scores_HS: np.ndarray,
+) -> None:
+    """Products of four heads with all tokens, two at a time; after the last one that one again."""
+    (h0, h1, h2, h3), last = heads, len(starts_S) - 1
+    width, dtype = query_HX.shape[1], query_HX.dtype
+    q0_X, q1_X, q2_X, q3_X = query_HX[h0], query_HX[h1], query_HX[h2], query_HX[h3]
+    for s in range(0, len(starts_S), 2):
+        s1 = min(s + 1, last)
+        k_X, l_X = part(pages, starts_S[s], width, dtype), part(pages, starts_S[s1], width, dtype)
+        a = b = c = d = e = f = g = h = dtype.type(0)
+        for x in range(width):
+            a += q0_X[x] * k_X[x]
+            b += q1_X[x] * k_X[x]
+            c += q2_X[x] * k_X[x]
+            d += q3_X[x] * k_X[x]
+            e += q0_X[x] * l_X[x]
+            f += q1_X[x] * l_X[x]
+            g += q2_X[x] * l_X[x]
+            h += q3_X[x] * l_X[x]
+        scores_HS[h0, s], scores_HS[h1, s], scores_HS[h2, s], scores_HS[h3, s] = a, b, c, d
+        scores_HS[h0, s1], scores_HS[h1, s1], scores_HS[h2, s1], scores_HS[h3, s1] = e, f, g, h
+
+
+@compiled
+def _add_latents(
+    weights_HS: np.ndarray, pages: int, starts_S: np.ndarray, out_HC: np.ndarray
+) -> None:
+    """The sums of the latents by the weights of each head, four tokens at a time."""
+    num_heads, num_latent = out_HC.shape
+    length, dtype = len(starts_S), out_HC.dtype
+    out_HC[:] = 0
+    for s in range(0, length - length % 4, 4):
+        i_C = part(pages, starts_S[s], num_latent, dtype)
+        j_C = part(pages, starts_S[s + 1], num_latent, dtype)
+        k_C = part(pages, starts_S[s + 2], num_latent, dtype)
+        l_C = part(pages, starts_S[s + 3], num_latent, dtype)
+        for h in range(num_heads):
+            weight_S, out_C = weights_HS[h], out_HC[h]
+            a, b, c, d = weight_S[s], weight_S[s + 1], weight_S[s + 2], weight_S[s + 3]
+            for x in range(num_latent):
+                out_C[x] += a * i_C[x] + b * j_C[x] + c * k_C[x] + d * l_C[x]
+    for s in range(length - length % 4, length):
+        i_C = part(pages, starts_S[s], num_latent, dtype)
+        for h in range(num_heads):
+            a, out_C = weights_HS[h, s], out_HC[h]
+            for x in range(num_latent):
+                out_C[x] += a * i_C[x]
+
+
+@compiled
+def _softmax(scores_S: np.ndarray) -> None:
     """In place; zeros where it would be NaN, as the reference has it."""
-    total = 0.0
+    peak, total = scores_S.dtype.type(-np.inf), 0.0
+    for s in range(len(scores_S)):
+        peak = scores_S[s] if scores_S[s] > peak else peak
     for s in range(len(scores_S)):
         scores_S[s] = exp(scores_S[s] - peak)
         total += scores_S[s]

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mla_decode import reference
 from k3_kernels.early import early_launch
 from k3_kernels.hopper import fits_descriptors, has_gluon
@@ -38,6 +39,7 @@ PROGRAM_TILES = 6
 """What a program of the Gluon kernel costs beside its tiles of 64 tokens, in such tiles."""
 
 
+@custom_op("mla_decode.triton")
 def mla_decode(
     q_latent_BHC: Tensor,
     q_rope_BHR: Tensor,

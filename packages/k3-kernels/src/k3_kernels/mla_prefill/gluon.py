@@ -26,10 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from k3_kernels.mla_prefill.forward import Call
+
 QUERIES, KEYS, STAGES = 128, 128, 2
 REGISTERS = 240
 """Of a thread of the second warpgroup; the first gets as many, the loading warp 24."""
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @gluon.jit
@@ -103,10 +104,10 @@ def step(
 @gluon.jit
 def attend(
     HALF_ID: gl.constexpr, q_a, q_b, k_a, k_b, values, q_full, k_full, k_empty, v_full, v_empty,
-    out_ptr, max_ptr, q_row, first_query, num_queries, offset, num_keys, head, num_heads,
+    out_ptr, max_ptr, lse_ptr, q_row, first_query, num_queries, offset, num_keys, head, num_heads,
     full, num_blocks, scale,
     V: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    HAS_MAX: gl.constexpr,
+    HAS_MAX: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: half of the queries, all of their keys; `full` tiles need no mask."""
     HALF: gl.constexpr = BM // 2
@@ -151,6 +152,8 @@ def attend(
         fence_async_shared()
     pending = warpgroup_mma(weights, tile, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[pending])
+    if HAS_LSE:
+        gl.store(lse_ptr + row, top + gl.log2(total), mask=first_query + row < num_queries)
     if HAS_MAX:
         largest = gl.max(gl.where(first_query + row < num_queries, top, -float("inf")), axis=0)
         gl.store(max_ptr + HALF_ID * num_heads, largest * 0.6931471805599453)
@@ -171,10 +174,11 @@ def add(a, b):
 @gluon.jit
 def mla_prefill_kernel(
     q_a_desc, q_b_desc, k_a_desc, k_b_desc, v_desc, cu_q_ptr, cu_k_ptr, out_ptr, max_ptr,
-    num_sequences, num_tiles, num_heads, q_stride_h, k_stride_h, v_stride_h, scale,
+    lse_ptr, num_sequences, num_tiles, num_heads, num_tokens, q_stride_h, k_stride_h, v_stride_h,
+    scale,
     D: gl.constexpr, DA: gl.constexpr, V: gl.constexpr, NPAD: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    HAS_MAX: gl.constexpr,
+    HAS_MAX: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """Grid: heads x tiles of queries, late ones first; `scale` (positive) holds log2(e)."""
     pid = gl.program_id(0)
@@ -222,17 +226,18 @@ def mla_prefill_kernel(
     fence_async_shared()
     q_row = q_first + first_query
     max_at = max_ptr + tile.to(gl.int64) * (2 * num_heads) + head
+    lse_at = lse_ptr + head.to(gl.int64) * num_tokens + q_row
     gl.warp_specialize(
         [
             (attend, (
                 0, q_a, q_b, k_a, k_b, values, q_full, k_full, k_empty, v_full, v_empty,
-                out_ptr, max_at, q_row, first_query, num_queries, offset, num_keys, head,
-                num_heads, full, num_blocks, scale, V, BM, BN, STAGES, HAS_MAX,
+                out_ptr, max_at, lse_at, q_row, first_query, num_queries, offset, num_keys, head,
+                num_heads, full, num_blocks, scale, V, BM, BN, STAGES, HAS_MAX, HAS_LSE,
             )),
             (attend, (
                 1, q_a, q_b, k_a, k_b, values, q_full, k_full, k_empty, v_full, v_empty,
-                out_ptr, max_at, q_row, first_query, num_queries, offset, num_keys, head,
-                num_heads, full, num_blocks, scale, V, BM, BN, STAGES, HAS_MAX,
+                out_ptr, max_at, lse_at, q_row, first_query, num_queries, offset, num_keys, head,
+                num_heads, full, num_blocks, scale, V, BM, BN, STAGES, HAS_MAX, HAS_LSE,
             )),
             (load_tiles, (
                 q_a, q_b, k_a, k_b, values, q_full, k_full, k_empty, v_full, v_empty,
@@ -247,45 +252,41 @@ def mla_prefill_kernel(
 
 
 def run(
+    call: Call,
     q_THD: Tensor,
     k_SHD: Tensor,
     v_SHV: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
     out_THV: Tensor,
-    *,
-    scale: float,
-    return_max: bool,
+    lse_HT: Tensor | None,
 ) -> Tensor | None:
-    """Fill `out`; returns the largest scaled scores [H] where they are asked for.
-
-    Shapes, dtypes and strides are those that `op.uses_gluon` lets through.
-    """
+    """As `forward.run_forward`, for the calls that `forward.uses_gluon` lets through."""
     num_tokens, num_heads, dim = q_THD.shape
     wide, value_dim = 1 << (dim.bit_length() - 1), v_SHV.shape[-1]
-    num_sequences = cu_seqlens_q.numel() - 1
+    num_sequences = call.cu_seqlens_q.numel() - 1
     num_tiles = triton.cdiv(num_tokens, QUERIES) + num_sequences
     # A row for each warpgroup of each tile; tiles that no sequence needs write nothing.
     max_MH = torch.full(
-        (2 * num_tiles if return_max else 1, num_heads), -math.inf, device=q_THD.device
+        (2 * num_tiles if call.return_max else 1, num_heads), -math.inf, device=q_THD.device
     )
     mla_prefill_kernel[(num_heads * num_tiles,)](
-        _describe(q_THD, QUERIES // 2, wide),
-        _describe(q_THD, QUERIES // 2, dim - wide),
-        _describe(k_SHD, KEYS, wide),
-        _describe(k_SHD, KEYS, dim - wide),
-        _describe(v_SHV, KEYS, value_dim),
-        cu_seqlens_q,
-        cu_seqlens_k,
+        describe(q_THD, QUERIES // 2, wide),
+        describe(q_THD, QUERIES // 2, dim - wide),
+        describe(k_SHD, KEYS, wide),
+        describe(k_SHD, KEYS, dim - wide),
+        describe(v_SHV, KEYS, value_dim),
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
         out_THV,
         max_MH,
+        max_MH if lse_HT is None else lse_HT,
         num_sequences,
         num_tiles,
         num_heads,
+        num_tokens,
         q_THD.stride(1),
         k_SHD.stride(1),
         v_SHV.stride(1),
-        scale * math.log2(math.e),
+        call.scale * math.log2(math.e),
         D=dim,
         DA=wide,
         V=value_dim,
@@ -294,15 +295,19 @@ def run(
         BN=KEYS,
         STAGES=STAGES,
         REGISTERS=REGISTERS,
-        HAS_MAX=return_max,
+        HAS_MAX=call.return_max,
+        HAS_LSE=lse_HT is not None,
         num_warps=4,
     )
-    return max_MH.amax(0) if return_max else None
+    return max_MH.amax(0) if call.return_max else None
 
 
-def _describe(x_THD: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def describe(x_THD: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """The heads of a token side by side: one row, in which a head begins at its stride."""
     width = (x_THD.shape[1] - 1) * x_THD.stride(1) + x_THD.shape[2]
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2
+    )
     return TensorDescriptor(
-        x_THD, [len(x_THD), width], [x_THD.stride(0), 1], [rows, columns], _LAYOUT
+        x_THD, [len(x_THD), width], [x_THD.stride(0), 1], [rows, columns], layout
     )

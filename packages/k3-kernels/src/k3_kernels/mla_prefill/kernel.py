@@ -90,6 +90,28 @@ def attend(
 
 
 @triton.jit
+def find_sequence(tile, cu_ptr, num_sequences, ROWS: tl.constexpr, NPAD: tl.constexpr):
+    """Which sequence a tile is in, when each begins a new one, and the tiles before that sequence.
+
+    A running sum over all of them, one vector operation. N for tiles past the last sequence.
+    """
+    n = tl.arange(0, NPAD)
+    is_in = n < num_sequences
+    begins = tl.load(cu_ptr + n, mask=is_in, other=0).to(tl.int32)
+    lengths = tl.load(cu_ptr + n + 1, mask=is_in, other=0).to(tl.int32) - begins
+    ends = tl.cumsum((lengths + ROWS - 1) // ROWS, axis=0)
+    sequence = tl.sum((is_in & (ends <= tile)).to(tl.int32))
+    return sequence, tl.max(tl.where(n < sequence, ends, 0))
+
+
+@triton.jit
+def bounds(cu_ptr, sequence):
+    """First row of a sequence in 64 bits, and its length."""
+    first = tl.load(cu_ptr + sequence).to(tl.int64)
+    return first, (tl.load(cu_ptr + sequence + 1) - first).to(tl.int32)
+
+
+@triton.jit
 def mla_prefill_kernel(
     q_ptr,
     k_ptr,
@@ -98,9 +120,11 @@ def mla_prefill_kernel(
     cu_k_ptr,
     out_ptr,
     max_ptr,
+    lse_ptr,
     num_sequences,
     num_tiles,
     num_heads,
+    num_tokens,
     q_stride_t,
     q_stride_h,
     k_stride_s,
@@ -115,32 +139,26 @@ def mla_prefill_kernel(
     VPAD: tl.constexpr,
     NPAD: tl.constexpr,
     HAS_MAX: tl.constexpr,
+    HAS_LSE: tl.constexpr,
     IS_TMA: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: heads x tiles of queries; `scale` (positive) holds log2(e), so that exp2 serves."""
+    """Grid: heads x tiles of queries; `scale` (positive) holds log2(e), so that exp2 serves.
+
+    lse [H, T]: log2 of the sum of exponentials, for the backward.
+    """
     pid = tl.program_id(0)
     head = (pid // num_tiles).to(tl.int64)
     tile = num_tiles - 1 - pid % num_tiles
-    # Which sequence the tile is in: a running sum over all of them, one vector operation.
-    n = tl.arange(0, NPAD)
-    is_in = n < num_sequences
-    begins = tl.load(cu_q_ptr + n, mask=is_in, other=0).to(tl.int32)
-    lengths = tl.load(cu_q_ptr + n + 1, mask=is_in, other=0).to(tl.int32) - begins
-    ends = tl.cumsum((lengths + BM - 1) // BM, axis=0)
-    sequence = tl.sum((is_in & (ends <= tile)).to(tl.int32))
+    sequence, tiles_before = find_sequence(tile, cu_q_ptr, num_sequences, BM, NPAD)
     if HAS_MAX:
         tl.store(max_ptr + tile.to(tl.int64) * num_heads + head, -float("inf"))
     if sequence >= num_sequences:
         return
-    tiles_before = tl.max(tl.where(n < sequence, ends, 0))
-    q_first = tl.load(cu_q_ptr + sequence).to(tl.int64)
-    num_queries = (tl.load(cu_q_ptr + sequence + 1) - q_first).to(tl.int32)
-    k_first = tl.load(cu_k_ptr + sequence).to(tl.int64)
-    num_keys = (tl.load(cu_k_ptr + sequence + 1) - k_first).to(tl.int32)
-
+    q_first, num_queries = bounds(cu_q_ptr, sequence)
+    k_first, num_keys = bounds(cu_k_ptr, sequence)
     query = (tile - tiles_before) * BM + tl.arange(0, BM)
     is_query = query < num_queries
     last_key = num_keys - num_queries + query
@@ -217,6 +235,9 @@ def mla_prefill_kernel(
     out_at = out_ptr + (row * num_heads + head) * V + v[None, :]
     out = (acc * (1.0 / total)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_at, out, mask=is_query[:, None] & (v < V)[None, :])
+    if HAS_LSE:
+        lse_at = lse_ptr + head * num_tokens + q_first + query
+        tl.store(lse_at, top + tl.log2(total), mask=is_query)
     if HAS_MAX:
         largest = tl.max(tl.where(is_query, top, -float("inf"))) * 0.6931471805599453
         tl.store(max_ptr + tile.to(tl.int64) * num_heads + head, largest)

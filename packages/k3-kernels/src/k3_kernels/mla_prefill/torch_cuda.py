@@ -12,6 +12,8 @@ from k3_core.ops.mla_prefill import reference
 from k3_core.ops.varlen import host_lengths
 from k3_kernels.mla_prefill import cpu
 
+HALVES = torch.bfloat16, torch.float16
+
 # torch 2.10 spelled causality `is_causal`, later releases a window without a right side.
 _CAUSAL: dict[str, Any] = (
     {"window_size": (-1, 0)}
@@ -31,15 +33,16 @@ def mla_prefill(
     seqlens_q: tuple[int, ...] | None = None,
     seqlens_k: tuple[int, ...] | None = None,
     return_max: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The same function as the reference, computed in bfloat16 for 16-bit inputs.
 
-    float32 inputs and `return_max` go to torch's per-sequence attention and the reference.
+    float32 inputs and outputs of another dtype go to torch's per-sequence attention.
     """
     lengths_q = host_lengths(cu_seqlens_q, seqlens_q, len(q_THD), "mla_prefill")
     lengths_k = host_lengths(cu_seqlens_k, seqlens_k, len(k_SHD), "mla_prefill")
     reference.check_lengths(lengths_q, lengths_k)
-    is_flash = q_THD.dtype in (torch.bfloat16, torch.float16) and not return_max
+    is_flash = q_THD.dtype in HALVES and out_dtype in (None, q_THD.dtype)
     if not is_flash or not max(lengths_q, default=0):
         return cpu.mla_prefill(
             q_THD,
@@ -51,6 +54,7 @@ def mla_prefill(
             seqlens_q=lengths_q,
             seqlens_k=lengths_k,
             return_max=return_max,
+            out_dtype=out_dtype,
         )
     value_dim = v_SHV.shape[-1]
     padded_v = F.pad(v_SHV, (0, q_THD.shape[-1] - value_dim))
@@ -66,4 +70,7 @@ def mla_prefill(
         **_CAUSAL,
     )
     # It returns a tuple only when the log-sum-exp is asked for.
-    return o_THD[..., :value_dim]  # type: ignore[call-overload, no-any-return]
+    o_THV: Tensor = o_THD[..., :value_dim]  # type: ignore[call-overload]
+    if not return_max:
+        return o_THV
+    return o_THV, cpu.largest_scores(q_THD, k_SHD, scale, lengths_q, lengths_k)

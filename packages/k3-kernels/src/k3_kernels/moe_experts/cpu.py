@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
-from k3_core.ops.moe_experts.weights import ExpertStack, expert_weights
+from k3_core.ops.moe_experts.weights import ExpertStack, as_mxfp4, expert_weights
+from k3_core.quant import fake_mxfp8
 from k3_kernels.launch import needs_grad
 from k3_kernels.once import refuse_second_derivative
 from k3_kernels.rms_norm.cpu import rms_norm
@@ -25,6 +27,7 @@ MAX_COPIED = 2**18
 """Weights of a stack that are copied at most: they stay in the cache of a core."""
 
 
+@custom_op("moe_experts.cpu")
 def moe_experts(
     x_TD: Tensor,
     idx_Tk: Tensor,
@@ -35,22 +38,32 @@ def moe_experts(
     *,
     activation: Activation,
     norm: Norm | None = None,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """The same function as the reference; no scatter-add, so its sums have a fixed order."""
-    if norm is not None:
-        out_TD = moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
-        return rms_norm(out_TD, norm[0], eps=norm[1])
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
+    if quantize_weights:
+        w1, w3, w2 = as_mxfp4(w1, w3, w2)
+    if quantize_activations:
+        x_TD, activation = fake_mxfp8(x_TD), with_mxfp8(activation)
     plain = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
     if 0 < idx_Tk.numel() * math.prod(w1.shape[1:]) <= MAX_COPIED and not needs_grad(
         x_TD, weight_Tk, *plain
     ):
-        return _on_copies(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), activation)
-    order, counts = sort_by_expert(idx_Tk, w1.shape[0])
-    hits = [(expert, count) for expert, count in enumerate(counts.tolist()) if count]
-    rows = x_TD.index_select(0, order // idx_Tk.shape[1])
-    hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
-    return combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
+        out_TD = _on_copies(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), activation)
+    else:
+        order, counts = sort_by_expert(idx_Tk, w1.shape[0])
+        hits = [(expert, count) for expert, count in enumerate(counts.tolist()) if count]
+        rows = x_TD.index_select(0, order // idx_Tk.shape[1])
+        hidden = activation(_grouped(rows, w1, hits), _grouped(rows, w3, hits))
+        out_TD = combine(_grouped(hidden, w2, hits), order, weight_Tk, x_TD)
+    return out_TD if norm is None else rms_norm(out_TD, norm[0], eps=norm[1])
+
+
+def with_mxfp8(activation: Activation) -> Activation:
+    """The activation with its result rounded to MXFP8."""
+    return lambda gate, up: fake_mxfp8(activation(gate, up))
 
 
 def _on_copies(

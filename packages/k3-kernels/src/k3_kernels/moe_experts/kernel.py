@@ -346,13 +346,15 @@ def unplanned_kernel(
 @triton.jit
 def combine_kernel(
     y_ptr,
-    idx_ptr,
+    place_ptr,
     weight_ptr,
     norm_ptr,
     out_ptr,
     eps,
-    num_experts,
+    num_places,
     NUM_ROUTES: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    IS_SORTED: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -360,7 +362,9 @@ def combine_kernel(
 ):
     """out[t] = sum_k weight[t, k] y[t k], in float32 and in the order of the routes.
 
-    HAS_NORM: its RMSNorm, for which a block is a row.
+    place [T, k]: the id of the expert, or the row of y (IS_SORTED). A route whose place is outside
+    0..num_places - 1 adds nothing: its row was never written. HAS_NORM: its RMSNorm, for which a
+    block is a row.
     """
     if HAS_NORM:
         norm = tl.load(norm_ptr + tl.arange(0, BD), mask=tl.arange(0, BD) < D, other=0.0)
@@ -371,13 +375,16 @@ def combine_kernel(
     acc = tl.zeros((BD,), tl.float32)
     for k in tl.static_range(NUM_ROUTES):
         route = token * NUM_ROUTES + k
-        idx = tl.load(idx_ptr + route)
-        # The row of an id outside the range was never written.
-        is_known = (idx >= 0) & (idx < num_experts)
-        weight = tl.where(is_known, tl.load(weight_ptr + route).to(tl.float32), 0.0)
-        # Loaded all the same: a mask would wait for idx.
-        y = tl.load(y_ptr + route * D + d, mask=d < D, other=0.0)
-        acc += tl.where(is_known, y.to(tl.float32), 0.0) * weight
+        place = tl.load(place_ptr + route)
+        is_known = (place >= 0) & (place < num_places)
+        row = place.to(tl.int64) if IS_SORTED else route
+        # The row of a route is loaded all the same: a mask would wait for its place.
+        is_read = (d < D) & is_known if IS_SORTED else d < D
+        y = tl.load(y_ptr + row * D + d, mask=is_read, other=0.0)
+        y = tl.where(is_known, y.to(tl.float32), 0.0)
+        if HAS_WEIGHT:
+            y *= tl.where(is_known, tl.load(weight_ptr + route).to(tl.float32), 0.0)
+        acc += y
     out = acc.to(out_ptr.dtype.element_ty)
     if HAS_NORM:
         out = normed(out, norm, eps, D)

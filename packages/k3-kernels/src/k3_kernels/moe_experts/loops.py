@@ -16,21 +16,18 @@ from torch import Tensor
 from k3_core.ops.moe_experts.reference import Activation, Norm
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
-from k3_core.quant.mx import E2M1_VALUES
 from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, vector
 from k3_kernels.loops.math import products_of_rows
 from k3_kernels.moe_experts import cpu
 from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.moe_experts.decode import GROUP, decode
 from k3_kernels.rms_norm.loops import rms_norm
 from k3_kernels.situ_glu.loops import situ_row
 
 MAX_PRODUCTS = 2**26
 """Rows times the weights of a matrix. With more, or more threads, torch's matmuls pay for their
 calls; 32 experts of 96 -> 64 take four times as long there at 512 tokens and twice at 2,048."""
-
-_CODES = np.array(E2M1_VALUES)
-_FACTORS = np.array([*(2.0 ** (byte - 127) for byte in range(255)), np.nan])
 
 
 def moe_experts(
@@ -43,10 +40,13 @@ def moe_experts(
     *,
     activation: Activation,
     norm: Norm | None = None,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """As the reference, for SiTU-GLU; a token's experts add up in their order."""
     out_TN = None
-    if betas := situ_betas(activation):
+    is_plain = not (quantize_weights or quantize_activations)
+    if is_plain and (betas := situ_betas(activation)):
         if isinstance(w1, Tensor) and isinstance(w3, Tensor) and isinstance(w2, Tensor):
             out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, (w1, w3, w2), (), *betas)
         elif isinstance(w1, MXTensor) and isinstance(w3, MXTensor) and isinstance(w2, MXTensor):
@@ -54,7 +54,17 @@ def moe_experts(
             out_TN = _on_loops(x_TD, idx_Tk, weight_Tk, codes, scales, *betas)
     if out_TN is None:
         # It also raises for routes that do not fit.
-        out_TN = cpu.moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
+        out_TN = cpu.moe_experts(
+            x_TD,
+            idx_Tk,
+            weight_Tk,
+            w1,
+            w3,
+            w2,
+            activation=activation,
+            quantize_weights=quantize_weights,
+            quantize_activations=quantize_activations,
+        )
     return out_TN if norm is None else rms_norm(out_TN, norm[0], eps=norm[1])
 
 
@@ -145,7 +155,7 @@ def _experts(
     x_TD = vector(x, num_tokens * width, dtype).reshape(num_tokens, width)
     out_TN = vector(out, num_tokens * num_out, dtype).reshape(num_tokens, num_out)
     out_TN[:] = 0
-    codes, hits_R = _CODES.astype(dtype), np.empty(num_rows, np.int64)
+    hits_R = np.empty(num_rows, np.int64)
     # A token may choose an expert once only, or more often: no more rows than there are.
     x_RD, y_RN = np.empty((num_rows, width), dtype), np.empty((num_rows, num_out), dtype)
     gate_RI, up_RI = np.empty((num_rows, inner), dtype), np.empty((num_rows, inner), dtype)
@@ -158,9 +168,9 @@ def _experts(
                 num_hits += 1
         if num_hits == 0:
             continue
-        gate_ID = _matrix(stacks[0], scales[0], are_packed, e, inner, width, codes)
-        up_ID = _matrix(stacks[1], scales[1], are_packed, e, inner, width, codes)
-        down_NI = _matrix(stacks[2], scales[2], are_packed, e, num_out, inner, codes)
+        gate_ID = _matrix(stacks[0], scales[0], are_packed, e, inner, width, dtype)
+        up_ID = _matrix(stacks[1], scales[1], are_packed, e, inner, width, dtype)
+        down_NI = _matrix(stacks[2], scales[2], are_packed, e, num_out, inner, dtype)
         for h in range(num_hits):
             x_RD[h] = x_TD[hits_R[h] // num_routes]
         products_of_rows(gate_ID, x_RD, num_hits, gate_RI)
@@ -178,27 +188,13 @@ def _experts(
 
 @compiled
 def _matrix(
-    stack: int,
-    scales: int,
-    is_packed: bool,
-    expert: int,
-    num_rows: int,
-    width: int,
-    codes: np.ndarray,
+    stack: int, scales: int, is_packed: bool, expert: int, num_rows: int, width: int, dtype: Any
 ) -> np.ndarray:
-    """The matrix [O, C] of an expert, where it lies or decoded; `codes` are the 16 values."""
+    """The matrix [O, C] of an expert, where it lies or decoded."""
     size = num_rows * width
     if not is_packed:
-        return part(stack, expert * size, size, codes.dtype).reshape(num_rows, width)
-    codes_OP = part(stack, expert * size // 2, size // 2, np.uint8).reshape(num_rows, width // 2)
-    scale_OG = part(scales, expert * size // 32, size // 32, np.uint8)
-    scale_OG = scale_OG.reshape(num_rows, width // 32)
-    decoded_OC = np.empty((num_rows, width), codes.dtype)
-    for o in range(num_rows):
-        for g in range(width // 32):
-            factor = codes.dtype.type(_FACTORS[scale_OG[o, g]])
-            codes_P, decoded_C = codes_OP[o, 16 * g : 16 * g + 16], decoded_OC[o, 32 * g :]
-            for p in range(16):
-                decoded_C[2 * p] = codes[codes_P[p] & 15] * factor
-                decoded_C[2 * p + 1] = codes[codes_P[p] >> 4] * factor
+        return part(stack, expert * size, size, dtype).reshape(num_rows, width)
+    decoded_OC = np.empty((num_rows, width), dtype)
+    codes, scale = stack + expert * size // 2, scales + expert * size // GROUP
+    decode(codes, scale, size // GROUP, decoded_OC.ctypes.data, dtype)
     return decoded_OC

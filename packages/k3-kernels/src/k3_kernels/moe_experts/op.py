@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
@@ -20,40 +21,51 @@ from k3_kernels.early import early_launch
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
+from k3_kernels.moe_experts.backward import Mode, Stacks, padded_experts, train_experts
 from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel, unplanned_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
+from k3_kernels.moe_experts.products import uses_gluon
 from k3_kernels.rms_norm.op import rms_norm
 
 
 class Tile(NamedTuple):
-    """Rows x outputs of a program, inputs (words of 8 if packed) a step, warps, stages."""
+    """Rows x outputs of a program, inputs (words of 8 if packed) a step, warps, stages; the most
+    registers of a thread, None for what the compiler takes."""
 
     rows: int
     outputs: int
     step: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 # By rows an expert gets on average: (largest average, plain weights, packed weights). On an H200,
-# 112 experts of 3584 -> 6144 in MXFP4 and 128 rows: 415 us with 8 rows, 480 us with 16.
+# 112 experts of 3584 -> 6144 in MXFP4 and 128 rows: 415 us with 8 rows, 480 us with 16; with 4,096
+# rows 942 us with 64, 2418 us with 32, since most experts then need two tiles; in bfloat16 1192 us
+# with 64, 1481 with 32.
 TILES = (
     (4, Tile(16, 64, 128, 4, 4), Tile(8, 64, 32, 4, 3)),
     (16, Tile(16, 64, 128, 4, 4), Tile(16, 64, 32, 4, 2)),
-    (48, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
+    (24, Tile(32, 64, 64, 4, 4), Tile(32, 64, 32, 4, 4)),
+    (48, Tile(64, 64, 64, 4, 4), Tile(64, 64, 16, 4, 3, 128)),
     (96, Tile(64, 128, 64, 8, 3), Tile(64, 128, 32, 8, 3)),
     (float("inf"), Tile(128, 128, 64, 8, 3), Tile(128, 128, 16, 8, 3)),
 )
-TILE_NARROW = Tile(16, 64, 64, 4, 3)
+TILE_NARROW = Tile(16, 64, 64, 4, 2)
 """Plain weights of up to `NARROW` inputs and few rows: 480 experts of 256 -> 384, 512 rows 50 us,
-with the long steps of `TILES` 66 us."""
+with the long steps of `TILES` 66 us. Two stages: a step of 64 sequences takes 9 us less than with
+three."""
 NARROW = 512
 MAX_NORMED = 1024
 """Outputs of a program that sums routes: with a norm, all of a row."""
 MAX_UNPLANNED = 512
 """Up to so many routes of narrow experts, each program finds its own: two launches are spared."""
+MANY = 96
+"""Rows an expert from which they are gathered and padded."""
 
 
+@custom_op("moe_experts.triton")
 def moe_experts(
     x_TD: Tensor,
     idx_Tk: Tensor,
@@ -64,26 +76,50 @@ def moe_experts(
     *,
     activation: Activation,
     norm: Norm | None = None,
+    quantize_weights: bool = False,
+    quantize_activations: bool = False,
 ) -> Tensor:
     """As `moe_experts.reference`. Ids outside 0..E-1 add nothing (on a CPU they are refused).
 
     A `functools.partial` of situ_glu runs inside the up-projection; any other pointwise
-    activation between the two products. Calls that need gradients run torch's grouped products.
+    activation between the two products. Calls that need gradients or round to MX formats run
+    torch's products where the activation is another one or rows do not start on the 16-byte
+    boundaries that descriptors need.
     """
-    stacks = [w for w in (w1, w3, w2) if isinstance(w, Tensor)]
-    is_trained = needs_grad(x_TD, weight_Tk, *stacks)
-    if norm is not None and not _fuses(norm, w2, x_TD, is_trained):
-        out_TD = moe_experts(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
-        return rms_norm(out_TD, norm[0], eps=norm[1])
-    if is_trained:
-        is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
-        function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
-        return function(x_TD, idx_Tk, weight_Tk, w1, w3, w2, activation=activation)
     check_routes(x_TD, idx_Tk, weight_Tk, w1.shape[0])
     check_floats("moe_experts", x=x_TD, weight=weight_Tk)
     _check_shapes(x_TD, w1, w3, w2)
-    num_tokens, num_routes = idx_Tk.shape
-    out_TD = torch.empty(num_tokens, w2.shape[1], dtype=x_TD.dtype, device=x_TD.device)
+    stacks, args = (w1, w3, w2), (x_TD, idx_Tk, weight_Tk)
+    plain = [w for w in stacks if isinstance(w, Tensor)]
+    quantize, betas = (quantize_weights, quantize_activations), situ_betas(activation)
+    if any(quantize) or needs_grad(x_TD, weight_Tk, *plain):
+        out_TD = _train(*args, stacks, activation, *quantize)
+    elif betas and len(plain) == 3 and takes_padded_rows(x_TD, idx_Tk.numel(), w1):
+        out_TD = padded_experts(*args, stacks, Mode(betas))[0]
+    elif norm is None or _fuses(norm, w2.shape[1]):
+        return _sum_experts(*args, stacks, activation, norm)
+    else:
+        out_TD = _sum_experts(*args, stacks, activation, None)
+    return out_TD if norm is None else rms_norm(out_TD, norm[0], eps=norm[1])
+
+
+def _fuses(norm: Norm, width: int) -> bool:
+    """Whether the kernel that sums the routes takes the norm."""
+    weight_D = norm[0]
+    return weight_D.shape == (width,) and width <= MAX_NORMED and not needs_grad(weight_D)
+
+
+def _sum_experts(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    stacks: Stacks,
+    activation: Activation,
+    norm: Norm | None,
+) -> Tensor:
+    """The op without gradients, on rows that are found where they lie."""
+    (w1, w3, w2), (num_tokens, num_routes) = stacks, idx_Tk.shape
+    out_TD = x_TD.new_empty(num_tokens, w2.shape[1])
     if not out_TD.numel():
         return out_TD
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
@@ -102,6 +138,8 @@ def moe_experts(
         0.0 if norm is None else norm[1],
         w1.shape[0],
         NUM_ROUTES=num_routes,
+        HAS_WEIGHT=True,
+        IS_SORTED=False,
         D=out_TD.shape[1],
         BD=block,
         HAS_NORM=norm is not None,
@@ -111,11 +149,37 @@ def moe_experts(
     return out_TD
 
 
-def _fuses(norm: Norm, w2: ExpertStack, x_TD: Tensor, is_trained: bool) -> bool:
-    """Whether the kernel that sums the routes takes the norm."""
-    weight_D, width = norm[0], w2.shape[1]
-    fits = weight_D.shape == (width,) and width <= MAX_NORMED and len(x_TD) > 0
-    return fits and not is_trained and not needs_grad(weight_D)
+def _train(
+    x_TD: Tensor,
+    idx_Tk: Tensor,
+    weight_Tk: Tensor,
+    stacks: Stacks,
+    activation: Activation,
+    quantize_weights: bool,
+    quantize_activations: bool,
+) -> Tensor:
+    betas = situ_betas(activation)
+    per_row = 16 // x_TD.element_size()
+    if betas and x_TD.numel() and all(size % per_row == 0 for size in stacks[0].shape[1:]):
+        mode = Mode(betas, quantize_weights, quantize_activations)
+        return train_experts(x_TD, idx_Tk, weight_Tk, stacks, mode)
+    is_grouped = x_TD.is_cuda and x_TD.dtype == torch.bfloat16
+    function = torch_cuda.moe_experts if is_grouped else cpu.moe_experts
+    return function(
+        x_TD,
+        idx_Tk,
+        weight_Tk,
+        *stacks,
+        activation=activation,
+        quantize_weights=quantize_weights,
+        quantize_activations=quantize_activations,
+    )
+
+
+def takes_padded_rows(x_TD: Tensor, num_rows: int, stack: ExpertStack) -> bool:
+    """Whether plain stacks take the products of training: so many rows pay for being gathered."""
+    num_experts, *widths = stack.shape
+    return num_rows >= MANY * num_experts and uses_gluon(x_TD, *widths)
 
 
 def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:
@@ -197,6 +261,7 @@ def grouped(
         "PRECISION": dot_precision(x.dtype),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
+        "maxnreg": tile.max_registers,
         **early_launch(num_rows // num_routes, x.device),
     }
     if isinstance(plan, Plan):

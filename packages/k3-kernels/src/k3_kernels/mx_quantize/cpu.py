@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mx_quantize import reference
 from k3_core.quant import BLOCK, MXTensor
 
 
+@custom_op("mx_quantize.cpu", is_differentiable=False)
 def mx_quantize(w: Tensor, *, block: int = BLOCK) -> MXTensor:
     """Quantise w [..., N] to MXFP4 blocks of 32 along the last dimension; as the reference."""
     if w.dtype == torch.float64:

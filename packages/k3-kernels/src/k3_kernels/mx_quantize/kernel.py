@@ -60,6 +60,41 @@ def e4m3_code(x):
 
 
 @triton.jit
+def mx_rounded(x, IS_FP4: tl.constexpr):
+    """float32 blocks [B, G, 32] as MXFP4 or MXFP8 holds them; NaN where a value is not finite.
+
+    The values kept are multiples of 2^-1 or 2^-3 of the power of two below them, which is at least
+    1 or 2^-6: adding 2^22 or 2^20 times that power and taking it away rounds to them.
+    """
+    LIMIT: tl.constexpr = 6.0 if IS_FP4 else 448.0
+    FIRST: tl.constexpr = 2 if IS_FP4 else 8
+    SMALLEST: tl.constexpr = 0x3F800000 if IS_FP4 else 0x3C800000
+    SHIFT: tl.constexpr = 4194304.0 if IS_FP4 else 1048576.0
+    largest = tl.reduce(tl.abs(x), 2, larger)
+    byte = tl.maximum(exponent_field(largest) - FIRST, 0)
+    scale = tl.maximum(byte << 23, 0x400000).to(tl.float32, bitcast=True)
+    # What is not finite becomes NaN by the subtraction.
+    scale += largest - largest
+    size = tl.abs(times_power(x, byte[:, :, None]))
+    power = tl.maximum(size.to(tl.int32, bitcast=True) & 0x7F800000, SMALLEST)
+    shift = power.to(tl.float32, bitcast=True) * SHIFT
+    size = tl.minimum((size + shift) - shift, LIMIT) * scale[:, :, None]
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    return (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mx_fake_kernel(x_ptr, out_ptr, num_blocks, IS_FP4: tl.constexpr, BG: tl.constexpr):
+    """BG blocks of 32 values, rounded in place of codes and scales."""
+    g = tl.program_id(0).to(tl.int64) * BG + tl.arange(0, BG)
+    is_block = (g < num_blocks)[:, None]
+    at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
+    x = tl.load(x_ptr + at, mask=is_block, other=0.0).to(tl.float32)
+    out = mx_rounded(x.reshape((BG, 1, 32)), IS_FP4).reshape((BG, 32))
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=is_block)
+
+
+@triton.jit
 def mxfp4_kernel(w_ptr, packed_ptr, scale_ptr, num_blocks, LARGEST: tl.constexpr, BG: tl.constexpr):
     """BG blocks of 32 values: scale by the floor rule; 255 marks values that cannot be coded."""
     g = tl.program_id(0).to(tl.int64) * BG + tl.arange(0, BG)

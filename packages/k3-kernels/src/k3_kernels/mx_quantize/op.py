@@ -6,10 +6,11 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.mx_quantize import reference
 from k3_core.quant import BLOCK, MXTensor
 from k3_kernels.launch import FLOATS
-from k3_kernels.mx_quantize.kernel import mxfp4_kernel, mxfp8_kernel
+from k3_kernels.mx_quantize.kernel import mx_fake_kernel, mxfp4_kernel, mxfp8_kernel
 
 LARGEST = 6.0 * 2.0**125
 # Blocks of 32 values and warps of a program.
@@ -17,6 +18,7 @@ TILE = (256, 4)
 SCALE_RULES = ("floor", "ceil")
 
 
+@custom_op("mx_quantize.triton", is_differentiable=False)
 def mx_quantize(w: Tensor, *, block: int = BLOCK) -> MXTensor:
     """As `k3_core.ops.mx_quantize.MXQuantize`, bit for bit; looks at the result once (a sync)."""
     if block != BLOCK or w.dim() == 0 or w.shape[-1] % BLOCK or w.dtype not in FLOATS:
@@ -65,6 +67,21 @@ def mxfp8_quantize(w: Tensor, *, rule: str = "floor") -> tuple[Tensor, Tensor]:
             w, codes, scale, num_blocks, IS_CEIL=rule == "ceil", BG=blocks, num_warps=num_warps
         )
     return codes.view(torch.float8_e4m3fn), scale
+
+
+def mx_values(x: Tensor, dtype: torch.dtype, *, is_fp4: bool) -> Tensor:
+    """x [..., N] as MXFP4 or MXFP8 holds it, in `dtype` and without a look at the values.
+
+    The same as `k3_core.quant.fake_mxfp4` and `fake_mxfp8`, with no gradient.
+    """
+    x, num_blocks = _blocks(x)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if num_blocks:
+        blocks, num_warps = TILE
+        mx_fake_kernel[(triton.cdiv(num_blocks, blocks),)](
+            x, out, num_blocks, IS_FP4=is_fp4, BG=blocks, num_warps=num_warps
+        )
+    return out
 
 
 def _blocks(w: Tensor) -> tuple[Tensor, int]:

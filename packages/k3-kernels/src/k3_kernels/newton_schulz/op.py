@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.newton_schulz.reference import COEFFICIENTS
 from k3_kernels.hopper import fits_descriptors
 from k3_kernels.launch import dot_precision, needs_grad
@@ -47,6 +48,7 @@ TILE = Tile(128, 256, 64, 8, 4)
 TILE_PAIRS = Tile(64, 128, 64, 4, 3)
 
 
+@custom_op("newton_schulz.triton", is_differentiable=False)
 def newton_schulz(
     matrices: Tensor, *, steps: int = 5, eps: float = 1e-7, dtype: torch.dtype | None = None
 ) -> Tensor:

@@ -6,11 +6,19 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, MAX_VALUES, compiled, is_for_one_thread, takes, vector
+from k3_kernels.loops import (
+    DTYPES,
+    MAX_VALUES,
+    compiled,
+    is_for_one_thread,
+    part,
+    rows,
+    takes,
+    vector,
+)
 from k3_kernels.rms_norm import cpu
 
 
@@ -25,22 +33,30 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     if not is_taken:
         return cpu.rms_norm(x, weight_D, eps=eps)
     num_rows = num_values // max(width, 1)
-    x, weight_D = x.contiguous(), weight_D.contiguous()
-    y = torch.empty_like(x)
-    dtype = DTYPES[x.dtype]
-    launch(_norm_rows, x.data_ptr(), weight_D.data_ptr(), y.data_ptr(), num_rows, width, eps, dtype)
+    (x, stride), weight_D = rows(x), weight_D.contiguous()
+    y = x.new_empty(x.shape)
+    launch(
+        _norm_rows,
+        x.data_ptr(),
+        weight_D.data_ptr(),
+        y.data_ptr(),
+        num_rows,
+        width,
+        stride,
+        eps,
+        DTYPES[x.dtype],
+    )
     return y
 
 
 @compiled
 def _norm_rows(
-    x: int, weight: int, y: int, num_rows: int, width: int, eps: float, dtype: Any
+    x: int, weight: int, y: int, num_rows: int, width: int, stride: int, eps: float, dtype: Any
 ) -> None:
-    x_TD = vector(x, num_rows * width, dtype).reshape(num_rows, width)
     y_TD = vector(y, num_rows * width, dtype).reshape(num_rows, width)
     weight_D = vector(weight, width, dtype)
     for t in range(num_rows):
-        norm_row(x_TD[t], weight_D, eps, y_TD[t])
+        norm_row(part(x, t * stride, width, dtype), weight_D, eps, y_TD[t])
 
 
 @compiled

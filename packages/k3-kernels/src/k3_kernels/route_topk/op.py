@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.route_topk import Routes, reference
 from k3_kernels.early import MAX_ROWS, early_launch
 from k3_kernels.launch import needs_grad
@@ -28,7 +29,7 @@ def route_topk(
     The reference itself serves several groups and calls that need gradients. A row with NaN
     still gets `top_k` distinct experts of the range; its weights may be NaN, other rows' not.
     """
-    num_tokens, num_experts = logits_TE.shape
+    num_experts = logits_TE.shape[1]
     is_plain = num_groups == 1 and 1 <= top_k <= num_experts
     is_known = activation in ("sigmoid", "softmax") and logits_TE.dtype == torch.float32
     if not is_plain or not is_known or needs_grad(logits_TE):
@@ -43,6 +44,29 @@ def route_topk(
             topk_groups=topk_groups,
             activation=activation,
         )
+    return _route_topk(
+        logits_TE,
+        bias_E,
+        top_k=top_k,
+        renormalize=renormalize,
+        scaling_factor=scaling_factor,
+        activation=activation,
+    )
+
+
+@custom_op("route_topk.triton", is_differentiable=False)
+def _route_topk(
+    logits_TE: Tensor,
+    bias_E: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    scaling_factor: float,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    activation: str = "sigmoid",
+) -> Routes:
+    num_tokens, num_experts = logits_TE.shape
     if logits_TE.stride(1) != 1:
         logits_TE = logits_TE.contiguous()
     device = logits_TE.device

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.short_conv.inputs import check_inputs
 from k3_kernels.launch import needs_grad
@@ -47,6 +48,7 @@ def _layout(lengths: tuple[int, ...], num_history: int, device: torch.device) ->
         )
 
 
+@custom_op("short_conv.cpu")
 def short_conv(
     x_TC: Tensor,
     weight_C1W: Tensor,

@@ -6,14 +6,15 @@ Legend: T packed tokens, N sequences, C channels, W taps, B rows, L tokens a row
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from k3_kernels.launch import check_floats, last_contiguous, needs_grad
-from k3_kernels.once import refuse_second_derivative
+from k3_core.custom_op import Gradients, Needs, custom_op
+from k3_kernels.launch import check_floats, last_contiguous
 from k3_kernels.short_conv import kernel
 from k3_kernels.short_conv.backward import short_conv_backward
 
@@ -31,6 +32,25 @@ class Tile(NamedTuple):
 TILE = Tile(8, 4, 128, 2, 128)
 
 
+def _backward(
+    grads: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    needs: Needs,
+    x_TC: Tensor,
+    weight_C1W: Tensor,
+    cu_seqlens_N1: Tensor,
+    initial_state_NCW: Tensor | None,
+) -> Gradients:
+    """It makes the sums before the SiLU again."""
+    names = "x_TC", "weight_C1W", "initial_state_NCW"
+    inputs = x_TC, weight_C1W, initial_state_NCW, cu_seqlens_N1
+    d_y_TC, d_final_NCW = (*grads, None)[:2]
+    wanted = tuple(needs[name] for name in names)
+    found = short_conv_backward(*inputs, d_y_TC, d_final_NCW, wanted)
+    return dict(zip(names, found, strict=True))
+
+
+@custom_op("short_conv.triton", backward=_backward)
 def short_conv(
     x_TC: Tensor,
     weight_C1W: Tensor,
@@ -44,54 +64,10 @@ def short_conv(
 
     Lengths are checked on the host only when `seqlens` is given (their number, their sum).
     """
-    tensors = x_TC, weight_C1W, initial_state_NCW
-    if needs_grad(*tensors):
-        y_TC, final_NCW = _ShortConv.apply(*tensors, cu_seqlens_N1, seqlens, output_final_state)
-        return y_TC, final_NCW
-    return _forward(*tensors, cu_seqlens_N1, seqlens, output_final_state)
-
-
-def _forward(
-    x_TC: Tensor,
-    weight_C1W: Tensor,
-    initial_state_NCW: Tensor | None,
-    cu_seqlens_N1: Tensor,
-    seqlens: tuple[int, ...] | None,
-    output_final_state: bool,
-) -> tuple[Tensor, Tensor | None]:
     y_TC = _convolve(x_TC, weight_C1W, cu_seqlens_N1, seqlens, initial_state_NCW, 0, 0, 0.0)
     if not output_final_state:
         return y_TC, None
     return y_TC, _final_state(x_TC, weight_C1W.shape[2], cu_seqlens_N1, initial_state_NCW)
-
-
-class _ShortConv(torch.autograd.Function):
-    """Keeps its inputs alone; the backward makes the sums before the SiLU again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_TC: Tensor,
-        weight_C1W: Tensor,
-        initial_state_NCW: Tensor | None,
-        cu_seqlens_N1: Tensor,
-        seqlens: tuple[int, ...] | None,
-        output_final_state: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x_TC, weight_C1W, initial_state_NCW, cu_seqlens_N1)
-        tensors = x_TC, weight_C1W, initial_state_NCW
-        return _forward(*tensors, cu_seqlens_N1, seqlens, output_final_state)
-
-    @staticmethod
-    def backward(
-        ctx: Any, d_y_TC: Tensor | None, d_final_NCW: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("short_conv")
-        needs = ctx.needs_input_grad[:3]
-        x_TC, weight_C1W, initial_NCW, cu_N1 = ctx.saved_tensors
-        inputs = x_TC, weight_C1W, initial_NCW, cu_N1
-        return *short_conv_backward(*inputs, d_y_TC, d_final_NCW, needs), None, None, None
 
 
 def short_conv_norm(

@@ -8,7 +8,15 @@ import numpy as np
 from torch import Tensor
 
 from k3_core.replay import launch
-from k3_kernels.loops import DTYPES, compiled, compiled_in_order, is_for_one_thread, part, takes
+from k3_kernels.loops import (
+    DTYPES,
+    compiled,
+    compiled_in_order,
+    is_for_one_thread,
+    part,
+    rows,
+    takes,
+)
 from k3_kernels.loops.math import exp, expm1
 from k3_kernels.situ_glu import cpu
 
@@ -27,8 +35,8 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
     )
     if not is_taken:
         return cpu.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
-    gate, gate_stride = _rows(gate)
-    up, up_stride = _rows(up)
+    gate, gate_stride = rows(gate)
+    up, up_stride = rows(up)
     out = gate.new_empty(shape)
     width = shape[-1] if shape else 1
     launch(
@@ -46,15 +54,6 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         DTYPES[gate.dtype],
     )
     return out
-
-
-def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """`x` with contiguous rows, and how far apart these are."""
-    if x.dim() == 2:
-        stride, inner = x.stride()
-        if inner == 1:
-            return x, stride
-    return x.contiguous(), x.shape[-1] if x.dim() else 1
 
 
 @compiled

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
 from torch import Tensor
 
+from k3_core.custom_op import Gradients, Needs, custom_op
 from k3_core.ops.situ_glu import reference
 from k3_kernels.early import early_launch
-from k3_kernels.launch import check_floats, needs_grad
-from k3_kernels.once import refuse_second_derivative
+from k3_kernels.launch import check_floats
 from k3_kernels.situ_glu.backward import situ_glu_backward
 from k3_kernels.situ_glu.kernel import situ_glu_kernel
 from k3_kernels.situ_glu.rows import as_rows
@@ -29,33 +29,25 @@ def situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None
         # The reference raises.
         return reference.situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
     check_floats("situ_glu", gate=gate, up=up)
-    if needs_grad(gate, up):
-        result: Tensor = _SituGlu.apply(gate, up, beta, linear_beta)
-        return result
-    return _forward(gate, up, beta, linear_beta)
+    return _situ_glu(gate, up, beta=beta, linear_beta=linear_beta)
 
 
-class _SituGlu(torch.autograd.Function):
-    """Keeps its inputs alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, gate: Tensor, up: Tensor, beta: float, linear_beta: float | None
-    ) -> Tensor:
-        ctx.betas = beta, linear_beta
-        ctx.save_for_backward(gate, up)
-        return _forward(gate, up, beta, linear_beta)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("situ_glu")
-        gate, up = ctx.saved_tensors
-        beta, linear_beta = ctx.betas
-        needs = ctx.needs_input_grad[:2]
-        return *situ_glu_backward(gate, up, d_out, beta, linear_beta, needs), None, None
+def _backward(
+    grads: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    needs: Needs,
+    gate: Tensor,
+    up: Tensor,
+    beta: float,
+    linear_beta: float | None,
+) -> Gradients:
+    both = needs["gate"], needs["up"]
+    d_gate, d_up = situ_glu_backward(gate, up, grads[0], beta, linear_beta, both)
+    return {"gate": d_gate, "up": d_up}
 
 
-def _forward(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Tensor:
+@custom_op("situ_glu.triton", backward=_backward)
+def _situ_glu(gate: Tensor, up: Tensor, *, beta: float, linear_beta: float | None) -> Tensor:
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if not out.numel():
         return out

@@ -29,3 +29,16 @@ def test_maps_and_gradients_of_every_input():
     found = run(cpu.kda_segment)
     torch.testing.assert_close(found, run(reference.kda_segment), rtol=0, atol=1e-10)
     assert all(bool(x.any()) for x in found)
+
+
+def test_gradients_of_both_parts_of_a_map():
+    lengths = (3, 0, 34)
+    args = [x[:37, ..., :3] if x.dim() == 3 else x for x in inputs()]
+    args[3], args[5] = args[3][:37], args[5][:, :3]
+    cu = torch.tensor((0, *lengths)).cumsum(0)
+
+    def segment(*args):
+        return cpu.kda_segment(*args, lower_bound=-5.0, cu_seqlens_N1=cu, seqlens=lengths)
+
+    leaves = [x.detach().clone().requires_grad_() for x in args]
+    assert torch.autograd.gradcheck(segment, leaves, fast_mode=True)

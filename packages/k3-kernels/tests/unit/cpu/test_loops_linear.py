@@ -45,6 +45,14 @@ def test_strided_rows_and_more_dimensions(only_loops):
     assert relative_error(loops.linear(x, weight), x.double() @ weight.double().T) < 2e-7
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_rows_of_a_wider_matrix_are_the_same(rows, only_loops):
+    x, weight = rand(rows, 40), rand(5, 16)
+    assert torch.equal(loops.linear(x[:, 8:24], weight), loops.linear(x[:, 8:24].clone(), weight))
+    columns = x[:, ::2][:, :16]
+    assert torch.equal(loops.linear(columns, weight), loops.linear(columns.clone(), weight))
+
+
 def test_one_row_that_is_not_finite_stays_alone(only_loops):
     x, weight = rand(8, 32), rand(6, 32)
     x[3, 5] = torch.nan

@@ -3,6 +3,9 @@
 T tokens, D width, WIDTH expert width, E experts, k routes a token.
 """
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -101,6 +104,30 @@ def test_packed_experts(tokens, dtype, tolerance, only_loops):
     assert relative_error(got, expected) < tolerance
     decoded = [stack.dequantize(dtype) for stack in stacks]
     assert torch.equal(got, loops.moe_experts(x, idx, weight, *decoded, activation=SITU))
+
+
+EVERY_CODE = """
+import torch
+from k3_core.quant import MXTensor
+from k3_kernels.loops import DTYPES
+from k3_kernels.moe_experts.decode import decode
+
+codes = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat_interleave(256, dim=0)
+scale = torch.arange(256, dtype=torch.uint8).view(256, 1, 1).repeat(1, 16, 1)
+for dtype, kind in DTYPES.items():
+    values = torch.empty(256, 16, 32, dtype=dtype)
+    decode(codes.data_ptr(), scale.data_ptr(), scale.numel(), values.data_ptr(), kind)
+    expected = MXTensor(codes, scale).dequantize(dtype)
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+"""
+
+
+@pytest.mark.parametrize("processor", ["this", "any"])
+def test_every_code_with_every_scale(processor, tmp_path):
+    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    own = {"NUMBA_CACHE_DIR": str(tmp_path), **(plain if processor == "any" else {})}
+    run = [sys.executable, "-c", EVERY_CODE]
+    subprocess.run(run, env={**os.environ, **own}, check=True, timeout=300)
 
 
 def test_a_scale_that_is_nan_reaches_only_its_expert(only_loops):

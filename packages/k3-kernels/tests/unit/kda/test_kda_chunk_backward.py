@@ -6,11 +6,15 @@ import torch
 from k3_core.ops.kda_chunk.reference import kda_chunk as reference
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
-from k3_kernels.kda_chunk.backward_plan import make_backward_plan
-from k3_kernels.kda_chunk.config import Blocks
+from k3_kernels.kda_chunk.backward_plan import choose_saves, make_backward_plan
+from k3_kernels.kda_chunk.config import BF16, Blocks, Precision
+from k3_kernels.kda_chunk.forward import Saves
 from k3_kernels.kda_chunk.op import kda_chunk
+from k3_kernels.kda_chunk.workspace import chunk_bytes
 
 ONE = Blocks(16, 16)
+HALF = Precision(torch.float16, torch.float16, torch.float16, "tf32", "tf32x3", -20.0)
+"""Operands of 16 bits that the interpreter knows, for gates whose decays they hold."""
 TOLERANCE = 1e-4
 NAMES = ("q", "k", "v", "gate", "beta", "A_log", "dt_bias", "state")
 
@@ -27,11 +31,11 @@ def draw(lengths, heads, num_k, num_v, device, dtype=torch.float32, gate=(1.0, 0
     return args, [v.act(total, heads, num_v), v.full(len(lengths), heads, num_v, num_k, scale=0.3)]
 
 
-def run(op, args, lengths, d_results, needs=NAMES, **options):
+def run(op, args, lengths, d_results, needs=NAMES, lower_bound=-5.0, **options):
     """Results and gradients; one of None has no gradient. Options go to the op."""
     leaves = [x.detach().requires_grad_(name in needs) for name, x in zip(NAMES, args, strict=True)]
     offsets = torch.tensor([0, *lengths], device=args[0].device).cumsum(0)
-    named = {"lower_bound": -5.0, "cu_seqlens_N1": offsets, "output_final_state": True}
+    named = {"lower_bound": lower_bound, "cu_seqlens_N1": offsets, "output_final_state": True}
     results = op(*leaves[:7], **named, initial_state_NHVK=leaves[7], **options)
     pairs = [(y, d) for y, d in zip(results, d_results, strict=True) if d is not None]
     torch.autograd.backward([y for y, _ in pairs], [d for _, d in pairs])
@@ -43,11 +47,12 @@ def filled(grads, args):
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, args, strict=True)]
 
 
-def errors(args, d_results, lengths, **options):
+def errors(args, d_results, lengths, lower_bound=-5.0, **options):
     """Relative errors of the gradients, by name."""
-    results, grads = run(kda_chunk, args, lengths, d_results, **options)
+    bound = {"lower_bound": lower_bound}
+    results, grads = run(kda_chunk, args, lengths, d_results, **bound, **options)
     wide = [None if d is None else d.double() for d in d_results]
-    expected, exact = run(reference, [x.double() for x in args], lengths, wide)
+    expected, exact = run(reference, [x.double() for x in args], lengths, wide, **bound)
     exact = filled(exact, args)
     for x, grad in zip(args, grads, strict=True):
         assert grad.dtype == x.dtype and grad.shape == x.shape
@@ -64,7 +69,7 @@ def test_lengths(lengths, device):
     assert worst(draw(lengths, 2, 16, 16, device), lengths) < TOLERANCE
 
 
-@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64)])
+@pytest.mark.parametrize("num_k, num_v", [(24, 40), (17, 1), (64, 64), (72, 16)])
 def test_head_dimensions(num_k, num_v, device):
     assert worst(draw((70,), 1, num_k, num_v, device), (70,)) < TOLERANCE
 
@@ -79,12 +84,60 @@ def test_gates(gate, blocks, device):
 def test_slabs_and_stretches(slabs, stretch, num_slabs, device):
     lengths = (50, 0, 17, 35)
     options = {"backward_slabs": slabs, "stretch": stretch, "num_slabs": num_slabs}
+    options["saves"] = Saves.NOTHING
     inputs = draw(lengths, 1, 16, 16, device, gate=(1.0, -4.0))
     assert worst(inputs, lengths, **options, blocks=ONE, segment_chunks=2) < TOLERANCE
 
 
+@pytest.mark.parametrize("gate", [(1.0, -6.0), (1.0, 3.0)])
+@pytest.mark.parametrize("slabs, size, saves", [(1, 1, 0), (1, 2, 2), (2, 2, 0), (2, 2, 1)])
+def test_segments_of_the_reverse_scan(slabs, size, saves, gate, device):
+    lengths = (50, 0, 17, 83)
+    options = {"backward_slabs": slabs, "reverse_chunks": size, "saves": Saves(saves)}
+    inputs = draw(lengths, 2, 16, 24, device, gate=gate)
+    assert worst(inputs, lengths, **options, blocks=ONE, num_slabs=slabs) < TOLERANCE
+
+
+def test_segments_of_the_reverse_scan_are_taken_last_first():
+    plan = make_backward_plan((100, 0, 40), 16, 8, 3, 1, torch.device("cpu"))
+    (slab,) = plan.slabs
+    assert plan.has_maps and slab.segments.parts.tolist() == [[0, 0], [3, 2], [4, 0]]
+    runs = sorted(slab.segments.runs.table.tolist(), key=lambda row: row[4])
+    assert [row[2:] for row in runs] == [[6, 1, 0, -1], [3, 3, 1, -1], [0, 3, 2, 0], [7, 3, 3, 2]]
+    assert sorted(row[4] for row in slab.segments.maps.table.tolist()) == [0, 1]
+
+
+def test_whole_sequences_start_from_their_own_gradient():
+    plan = make_backward_plan((100, 0, 40), 16, 8, 0, 2, torch.device("cpu"))
+    rows = [slab.segments.runs.table.tolist() for slab in plan.slabs]
+    assert not plan.has_maps
+    assert [[row[2:] for row in slab] for slab in rows] == [
+        [[0, 5, 0, 0]],
+        [[2, 3, 2, 2], [0, 2, 0, 0]],
+    ]
+
+
+@pytest.mark.parametrize("saves", Saves)
+@pytest.mark.parametrize("num_slabs, slabs", [(1, 2), (3, 1)])
+def test_what_is_saved_changes_nothing(saves, num_slabs, slabs, device):
+    lengths = (50, 0, 17, 1)
+    args, d_results = draw(lengths, 2, 16, 24, device)
+    options = {"blocks": ONE, "num_slabs": num_slabs, "backward_slabs": slabs, "stretch": 1}
+    results = [run(kda_chunk, args, lengths, d_results, saves=s, **options) for s in (saves, None)]
+    for a, b in zip(*(x + tuple(y) for x, y in results), strict=True):
+        assert relative_error(a, b) < 1e-6
+
+
+def test_saved_memory_stays_below_inputs_and_gradients():
+    sizes = chunk_bytes((1, 128, 128), Blocks(32, 64), BF16)
+    assert choose_saves(sizes, 256 * 96, 64 * 96) == Saves.TILES
+    assert choose_saves(sizes, 2048 * 24, 256 * 24) == Saves.TILES_AND_STATES
+    assert choose_saves(sizes, 64 * 96, 64 * 96) == Saves.TILES_AND_STATES
+    assert choose_saves(sizes, 2048 * 96, 64 * 96) == Saves.NOTHING
+
+
 def test_saved_states_are_the_starts_of_stretches():
-    plan = make_backward_plan((100, 0, 40), 16, 2, 2, torch.device("cpu"))
+    plan = make_backward_plan((100, 0, 40), 16, 2, 0, 2, torch.device("cpu"))
     assert plan.offsets == ((32, 64, 80), (), (32,)) and plan.num_chunks == 10
     starts = [sorted(s.stretches.table[:, 4].tolist()) for s in plan.slabs]
     assert starts == [[-2, -1, 0], [-4, -3, 2]]
@@ -99,6 +152,22 @@ def test_value_heads_share_key_heads(device):
 def test_float16(gate, device):
     inputs = draw((100, 29), 2, 32, 32, device, torch.float16, gate)
     assert worst(inputs, (100, 29)) < 5e-3
+
+
+def test_rounding_of_a_pair_cancels_before_both(device):
+    inputs = draw((130,), 2, 32, 32, device, torch.float16)
+    options = {"lower_bound": -1.0, "precision": HALF, "blocks": Blocks(16, 32)}
+    found = errors(*inputs, (130,), **options)
+    assert max(found["A_log"], found["dt_bias"]) < 6e-4
+    assert max(found.values()) < 1e-3
+
+
+@pytest.mark.parametrize("logits", [(-25.0,), (-25.0, -60.0, 0.0), (-60.0, 4.0)])
+def test_small_betas(logits, device):
+    args, d_results = draw((70,), 2, 16, 16, device, gate=(1.0, -4.0))
+    args[4] = torch.tensor(logits, device=device).repeat(140)[:140].view(70, 2).contiguous()
+    args[7].mul_(0.1)
+    assert worst((args, d_results), (70,)) < TOLERANCE
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter has no bfloat16")
@@ -170,10 +239,11 @@ def test_empty(lengths, heads, device):
         assert torch.equal(grads[7], d_results[1])
 
 
-def test_poisoned_memory_and_determinism(device, monkeypatch):
+@pytest.mark.parametrize("saves", [Saves.NOTHING, Saves.TILES_AND_STATES])
+def test_poisoned_memory_and_determinism(saves, device, monkeypatch):
     lengths = (37, 0, 26)
     inputs = draw(lengths, 1, 24, 24, device)
-    options = {"backward_slabs": 2, "stretch": 1}
+    options = {"backward_slabs": 2, "stretch": 1, "saves": saves}
     _, first = run(kda_chunk, inputs[0], lengths, inputs[1], **options)
     made = torch.empty
 

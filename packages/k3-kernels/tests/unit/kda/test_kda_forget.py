@@ -10,9 +10,10 @@ from k3_core.ops.kda_segment.reference import kda_segment as exact_maps
 from k3_core.testing.tolerance import relative_error
 from k3_core.testing.values import Values
 from k3_kernels.kda_chunk.config import IEEE, Blocks
-from k3_kernels.kda_chunk.launch import Gates, make_tiles, run_maps, run_prep
+from k3_kernels.kda_chunk.launch import Gates, run_maps, run_prep
 from k3_kernels.kda_chunk.op import kda_chunk
 from k3_kernels.kda_chunk.plan import make_plan
+from k3_kernels.kda_chunk.workspace import make_tiles
 
 TOKENS, HEADS, DIM, BOUND = 150, 2, 16, -5.0
 BLOCKS = Blocks(16, 16, scan_stages=1, prep_stages=1)
@@ -40,7 +41,7 @@ def prepared(args, segment_chunks, precision=IEEE):
 def test_no_chunk_leaves_more_of_a_state_than_its_bound(gate, device):
     args = draw(device, gate)
     slab, tiles = prepared(args, 2)
-    ends = [0, *(first + count for first, count, _ in slab.chunks.tolist())]
+    ends = [0, *(first + count for first, count, *_ in slab.chunks.tolist())]
     M, _ = exact_maps(
         *(x.double() for x in args[1:]),
         lower_bound=BOUND,

@@ -35,7 +35,7 @@ def test_every_token_is_in_one_chunk_and_one_piece(lengths, segment_chunks, num_
         assert counts == sorted(counts, reverse=True)
         for first, tokens, first_chunk, num_chunks, *_ in pieces:
             own = chunks[first_chunk : first_chunk + num_chunks]
-            assert sum(count for _, count, _ in own) == tokens
+            assert sum(count for _, count, *_ in own) == tokens
             assert tokens == 0 or own[0][0] == first
     assert seen == list(range(sum(lengths)))
     assert sorted(in_pieces) == seen
@@ -64,8 +64,8 @@ def test_chunks_end_where_states_are_exported():
     plan = make_plan((40, 0, 33), 16, 0, CPU, exports)
     assert plan.num_exports == 3
     (slab,) = plan.slabs
-    expected = [[0, 16, 0], [16, 4, 1], [20, 16, -1], [36, 4, -1]]
-    assert slab.chunks.tolist() == [*expected, [40, 16, -1], [56, 16, -1], [72, 1, 2]]
+    expected = [[0, 16, 0, 1], [16, 4, 1, 1], [20, 16, -1, 2], [36, 4, -1, 1]]
+    assert slab.chunks.tolist() == [*expected, [40, 16, -1, 3], [56, 16, -1, 2], [72, 1, 2, 1]]
 
 
 def test_full_cards_are_not_cut_and_idle_ones_are():

@@ -166,3 +166,14 @@ def test_plain_torch_passes_gradcheck():
 
     assert torch.autograd.gradcheck(mixed, (*leaves[3:5], *leaves[:3]))
     assert torch.autograd.gradcheck(read, (*leaves[3:], *leaves[:3]))
+
+
+def test_which_backward_runs_in_gluon(monkeypatch):
+    d_out = torch.empty(3, 7168, dtype=torch.bfloat16)
+    assert backward.ring_slots(d_out, 11) == 0
+    monkeypatch.setattr(backward, "has_gluon", lambda device: True)
+    assert backward.ring_slots(d_out, 11) == 16
+    assert backward.ring_slots(d_out, 16) == 0
+    assert backward.ring_slots(d_out.float(), 5) == 8
+    assert backward.ring_slots(d_out.float(), 10) == 0
+    assert backward.ring_slots(d_out[:, :7000], 11) == 0

@@ -7,6 +7,7 @@ import torch
 
 from k3_kernels import early
 from k3_kernels.depth_read.op import depth_read
+from k3_kernels.kda_decode.op import kda_decode
 from k3_kernels.latent_router.op import latent_router
 from k3_kernels.linear.op import linear
 from k3_kernels.mla_decode.op import mla_decode
@@ -89,3 +90,51 @@ def test_a_graph_gives_the_bits_of_one_whose_kernels_wait(rows, limit, monkeypat
         waiting.replay()
         assert expected.isfinite().all()
         assert torch.equal(y, expected)
+
+
+@torch.inference_mode()
+def test_states_move_by_the_same_bits(monkeypatch):
+    # Back to back on the same states.
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    rows, dim, like = 64, 128, {"generator": generator, "device": "cuda"}
+    channels = 3 * HEADS * dim
+    inputs = [
+        torch.zeros(rows, 1, *shape, device="cuda", dtype=torch.bfloat16)
+        for shape in ((channels,), (HEADS, dim), (HEADS,), (HEADS, dim))
+    ]
+    x, gate, beta, out_gate = inputs
+    taps, decay = torch.randn(channels, 1, 4, **like), torch.zeros(HEADS, device="cuda")
+    bias, norm = torch.randn(HEADS, dim, **like), torch.ones(dim, device="cuda")
+    slots = torch.randperm(rows + 1, **like)[:rows]
+
+    def pools():
+        state = torch.zeros(rows + 1, HEADS, dim, dim, device="cuda")
+        window = torch.zeros(rows + 1, channels, 3, device="cuda", dtype=torch.bfloat16)
+        return {"state_SHVK": state, "window_SCR": window, "slots_B": slots}
+
+    def twice(own):
+        args = (taps, gate, beta, decay, bias, out_gate, norm)
+
+        def layer(y):
+            z = x + 0.1 * y.flatten(2).repeat(1, 1, 3)
+            first = kda_decode(z, *args, **own, lower_bound=-5.0, eps=1e-5)
+            return first + kda_decode(z, *args, **own, lower_bound=-5.0, eps=1e-5)
+
+        return layer
+
+    early_pools, waiting_pools = pools(), pools()
+    graph, y = _captured(twice(early_pools), out_gate)
+    with monkeypatch.context() as patch:
+        patch.setattr(early, "starts_early", lambda device: False)
+        waiting, expected = _captured(twice(waiting_pools), out_gate)
+    for own in (early_pools, waiting_pools):
+        own["state_SHVK"].zero_()
+        own["window_SCR"].zero_()
+    for _ in range(20):
+        for values in inputs:
+            values.normal_()
+        graph.replay()
+        waiting.replay()
+        assert expected.isfinite().all()
+        assert torch.equal(y, expected)
+        assert torch.equal(early_pools["state_SHVK"], waiting_pools["state_SHVK"])

@@ -11,8 +11,9 @@ from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_reference
 from k3_core.testing import relative_error
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_decode.op import mla_decode, num_splits
-from k3_kernels.mla_prefill import op as prefill_op
-from k3_kernels.mla_prefill.op import Tile, mla_prefill
+from k3_kernels.mla_prefill import forward as prefill_forward
+from k3_kernels.mla_prefill.forward import Tile
+from k3_kernels.mla_prefill.op import mla_prefill
 
 
 def _randn(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
@@ -43,7 +44,7 @@ def _prefill_args(queries, keys, device, dims=(48, 24), heads=2):
     ],
 )
 def test_prefill(queries, keys, dims, is_tma, device, monkeypatch):
-    monkeypatch.setitem(prefill_op.TILES, 4, Tile(16, 16, 4, 1, is_tma))
+    monkeypatch.setitem(prefill_forward.TILES, 4, Tile(16, 16, 4, 1, is_tma))
     args, named = _prefill_args(queries, keys, device, dims)
     got, largest = mla_prefill(*args, **named, return_max=True)
     exact = [x.double() for x in args]
@@ -75,7 +76,7 @@ def test_prefill_of_the_widest_heads(device):
 def test_prefill_keeps_nan_and_tail_memory_out(is_tma, device, monkeypatch):
     # Rows behind a sequence are masked as keys and as values: 0 * NaN is NaN
     # (flash-linear-attention issue 1142 is the same mistake in another kernel).
-    monkeypatch.setitem(prefill_op.TILES, 4, Tile(16, 16, 4, 1, is_tma))
+    monkeypatch.setitem(prefill_forward.TILES, 4, Tile(16, 16, 4, 1, is_tma))
     (q, k, v), named = _prefill_args((19, 7), (19, 7), device)
     padded = [torch.cat((x, torch.full_like(x, float("nan")))) for x in (q, k, v)]
     for x in padded:

@@ -13,7 +13,8 @@ from k3_core.ops.mla_prefill.reference import mla_prefill as prefill_reference
 from k3_core.testing import relative_error
 from k3_kernels.hopper import has_gluon
 from k3_kernels.mla_decode import op as decode_op
-from k3_kernels.mla_prefill import op as prefill_op
+from k3_kernels.mla_prefill import forward as prefill_forward
+from k3_kernels.mla_prefill.op import mla_prefill
 
 HALVES = [(torch.bfloat16, 4e-3), (torch.float16, 6e-4)]
 """A dtype and the error of weights rounded to it."""
@@ -38,16 +39,16 @@ def _randn(*shape, dtype=torch.bfloat16, device="cpu", seed=0):
 
 def test_which_prefill_runs_in_gluon(monkeypatch):
     q, v = _randn(5, 2, 192), _randn(5, 2, 128)
-    assert not prefill_op.uses_gluon(q, q, v)
-    monkeypatch.setattr(prefill_op, "has_gluon", lambda device: True)
-    assert prefill_op.uses_gluon(q, q, v)
-    assert prefill_op.uses_gluon(q.half(), q.half(), v.half())
-    assert not prefill_op.uses_gluon(q.float(), q.float(), v.float())
-    assert not prefill_op.uses_gluon(q, q, v[..., :64])
+    assert not prefill_forward.uses_gluon(q, q, v)
+    monkeypatch.setattr(prefill_forward, "has_gluon", lambda device: True)
+    assert prefill_forward.uses_gluon(q, q, v)
+    assert prefill_forward.uses_gluon(q.half(), q.half(), v.half())
+    assert not prefill_forward.uses_gluon(q.float(), q.float(), v.float())
+    assert not prefill_forward.uses_gluon(q, q, v[..., :64])
     joined = _randn(5, 2, 192 + 130)
     # Heads 322 values apart start off the boundaries of 8 values.
-    assert not prefill_op.uses_gluon(q, joined[..., :192], v)
-    assert prefill_op.uses_gluon(q, _randn(5, 2, 320)[..., :192], v)
+    assert not prefill_forward.uses_gluon(q, joined[..., :192], v)
+    assert prefill_forward.uses_gluon(q, _randn(5, 2, 320)[..., :192], v)
 
 
 def test_which_decode_runs_in_gluon(monkeypatch):
@@ -91,7 +92,7 @@ def test_prefill(queries, keys, dtype, tolerance):
     q, k = new(sum(queries), 3, 192), new(sum(keys), 3, 192, seed=1)
     v = new(sum(keys), 3, 128, seed=2)
     named = {"scale": 192**-0.5, "cu_seqlens_q": _offsets(queries), "cu_seqlens_k": _offsets(keys)}
-    call = partial(prefill_op.mla_prefill, q, k, v, **named)
+    call = partial(mla_prefill, q, k, v, **named)
     got, largest = call(return_max=True, out_dtype=torch.float32)
     expected, expected_max = prefill_reference(
         *(x.double() for x in (q, k, v)), **named, return_max=True
@@ -111,11 +112,81 @@ def test_prefill_keeps_sequences_apart_and_reads_strided_heads():
     (k, v), q = joined.split((192, 128), dim=-1), wide[..., 64:]
     offsets = _offsets(lengths, torch.int32)
     named = {"scale": 0.1, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
-    got = prefill_op.mla_prefill(q, k, v, **named)
+    got = mla_prefill(q, k, v, **named)
     expected = prefill_reference(q.double(), k.double(), v.double(), **named)
     assert got[150:227].isnan().all()
     for rows in (slice(0, 150), slice(227, 427)):
         assert relative_error(got[rows], expected[rows]) < 6e-3
+
+
+def _gradients(function, inputs, d_out, named):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    return torch.autograd.grad(function(*leaves, **named), leaves, d_out)
+
+
+@_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), HALVES)
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        ((1, 0, 0, 0), (1, 0, 0, 0)),
+        ((130, 0, 1, 300), (500, 3, 7, 300)),
+        ((128, 128, 65, 511), (128, 256, 333, 511)),
+        ((1100, 64, 3, 2), (1100, 64, 129, 128)),
+    ],
+)
+def test_prefill_gradients(queries, keys, dtype, tolerance):
+    new = partial(_randn, dtype=dtype, device="cuda")
+    inputs = [
+        new(sum(n), 3, width, seed=i)
+        for i, (n, width) in enumerate(((queries, 192), (keys, 192), (keys, 128)))
+    ]
+    d_out = new(sum(queries), 3, 128, seed=3, dtype=torch.float32)
+    named = {"scale": 192**-0.5, "cu_seqlens_q": _offsets(queries), "cu_seqlens_k": _offsets(keys)}
+    call = partial(mla_prefill, out_dtype=torch.float32)
+    got = _gradients(call, inputs, d_out, named)
+    exact = [x.double() for x in inputs]
+    expected = _gradients(prefill_reference, exact, d_out.double(), named)
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == dtype
+        # Keys that one query alone sees have no dS: what is left is rounding.
+        assert float((g.double() - e).norm()) < 2 * tolerance * float(e.norm()) + 1e-3
+    assert all(map(torch.equal, got, _gradients(call, inputs, d_out, named)))
+
+
+@_gpu
+def test_prefill_gradients_keep_sequences_apart():
+    lengths = (150, 77, 200)
+    joined, wide = _randn(427, 3, 320, device="cuda"), _randn(427, 3, 256, device="cuda", seed=1)
+    joined[150:227], wide[150:227] = float("nan"), float("nan")
+    offsets = _offsets(lengths, torch.int32)
+    named = {"scale": 0.1, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+
+    def attend(function, joined, wide):
+        (k, v), q = joined.split((192, 128), dim=-1), wide[..., 64:]
+        return function(q, k, v, **named)
+
+    d_out = _randn(427, 3, 128, device="cuda", seed=2)
+    got = _gradients(partial(attend, mla_prefill), (joined, wide), d_out, {})
+    exact = joined.double(), wide.double()
+    expected = _gradients(partial(attend, prefill_reference), exact, d_out.double(), {})
+    for g, e in zip(got, expected, strict=True):
+        for rows in (slice(0, 150), slice(227, 427)):
+            assert relative_error(g[rows], e[rows]) < 8e-3
+
+
+@_gpu
+def test_prefill_gradients_are_captured():
+    q, k, v = (_randn(300, 3, width, device="cuda", seed=width) for width in (192, 192, 128))
+    named = {"scale": 0.1, "cu_seqlens_q": _offsets((300,)), "cu_seqlens_k": _offsets((300,))}
+    d_out = _randn(300, 3, 128, device="cuda")
+    expected = _gradients(mla_prefill, (q, k, v), d_out, named)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = _gradients(mla_prefill, (q, k, v), d_out, named)
+    for _ in range(2):
+        graph.replay()
+        assert all(map(torch.equal, captured, expected))
 
 
 @_gpu

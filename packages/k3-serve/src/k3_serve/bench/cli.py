@@ -47,7 +47,7 @@ def serve(
     model: Annotated[str, typer.Option(help="Of the own server; with --url its name.")] = "",
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    experts: Experts = "dequantized",
+    experts: Experts = "packed",
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 8,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: one core less.")] = 0,
     without_budgets: Budgets = False,

@@ -38,7 +38,7 @@ class OwnServer:
     model: str = "k3-nano"
     device: str = "cpu"
     dtype: str = "float32"
-    experts: str = "dequantized"
+    experts: str = "packed"
     max_batch: int = 8
     threads: int = 0
     has_budgets: bool = True

@@ -80,17 +80,28 @@ class PagedCache:
     def append_latent(self, layer: int, batch: SequenceBatch, latent_TX: Tensor) -> None:
         """Scatters the batch's latent rows into the pages of their sequences."""
         pages_PLX = self.arena.latents[layer]
-        if "places" not in batch.memo:
-            page_T = self._table_SM[batch.slots_T, batch.positions_T // self._page_tokens]
-            batch.memo["places"] = page_T, batch.positions_T % self._page_tokens
-        pages_PLX[batch.memo["places"]] = latent_TX.to(pages_PLX.dtype)
+        pages_PLX[self._places(batch)] = latent_TX.to(pages_PLX.dtype)
 
     def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """The layer's view of all pages and the table of the batch's sequences."""
-        if "table" not in batch.memo:
+        return self.arena.latents[layer], self._tables(batch)
+
+    def _places(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Page [T] and place in it [T] of each token."""
+        if "places" not in batch.found:
+            columns_T = batch.positions_T // self._page_tokens
+            page_T = self._table_SM[batch.slots_T, columns_T]
+            batch.found["places"] = page_T, batch.positions_T % self._page_tokens
+        places: tuple[Tensor, Tensor] = batch.found["places"]
+        return places
+
+    def _tables(self, batch: SequenceBatch) -> Tensor:
+        """Pages of each sequence, [N, M]."""
+        if "tables" not in batch.found:
             num_columns = -(-max(batch.total_lengths, default=0) // self._page_tokens)
-            batch.memo["table"] = self._table_SM[batch.slots_N, :num_columns]
-        return self.arena.latents[layer], batch.memo["table"]
+            batch.found["tables"] = self._table_SM[batch.slots_N, :num_columns]
+        tables_NM: Tensor = batch.found["tables"]
+        return tables_NM
 
     def check_room(self, lengths: tuple[int, ...]) -> None:
         """Raise ValueError when a sequence is longer than the page table."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import (
     check_checkpoints,
     check_inputs,
@@ -44,6 +45,7 @@ def recorded_step(
     return state_HVK, (state_HVK * q_HK.unsqueeze(-2)).sum(-1), write_HV
 
 
+@custom_op("kda_chunk.reference")
 def kda_chunk(
     q_TGK: Tensor,
     k_TGK: Tensor,

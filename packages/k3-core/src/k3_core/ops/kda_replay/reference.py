@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
 from k3_core.ops.kda_replay.inputs import check_replay
 from k3_core.ops.math import math_dtype
 
 
+@custom_op("kda_replay.reference", is_differentiable=False)
 @torch.no_grad()
 def kda_replay(
     k_BWHK: Tensor,

@@ -8,12 +8,28 @@ Legend: T packed tokens, N stretches, H heads, K key channels, V value channels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from k3_core.ops.kda_chunk import KdaChunk
 from k3_core.ops.kda_segment import AffineMap
 from k3_core.ops.math import math_dtype
+
+
+def augment(k_THK: Tensor, v_THV: Tensor, num_stretches: int) -> tuple[Tensor, Tensor]:
+    """Values [T, H, V + K] and initial states [N, H, V + K, K]."""
+    (num_tokens, num_heads, num_k), num_v = k_THK.shape, v_THV.shape[-1]
+    values = torch.cat([v_THV, v_THV.new_zeros(num_tokens, num_heads, num_k)], dim=-1)
+    like: dict[str, Any] = {"dtype": math_dtype(k_THK), "device": k_THK.device}
+    seed_VK = torch.cat([torch.zeros(num_v, num_k, **like), torch.eye(num_k, **like)])
+    return values, seed_VK.expand(num_stretches, num_heads, -1, -1).contiguous()
+
+
+def split(final_NHVK: Tensor, num_v: int) -> AffineMap:
+    """The map from final states [N, H, V + K, K]."""
+    return final_NHVK[..., num_v:, :], final_NHVK[..., :num_v, :]
 
 
 def segment_by_chunk(
@@ -30,11 +46,7 @@ def segment_by_chunk(
     seqlens: tuple[int, ...] | None = None,
 ) -> AffineMap:
     """(M_NHKK, S_NHVK) with any implementation of kda_chunk that takes and returns states."""
-    (num_tokens, num_heads, num_k), num_v = k_THK.shape, v_THV.shape[-1]
-    values = torch.cat([v_THV, v_THV.new_zeros(num_tokens, num_heads, num_k)], dim=-1)
-    seed_VK = torch.cat([k_THK.new_zeros(num_v, num_k), torch.eye(num_k).to(k_THK)])
-    seed_VK = seed_VK.to(math_dtype(k_THK))
-    num_stretches = cu_seqlens_N1.numel() - 1
+    values, seed_NHVK = augment(k_THK, v_THV, cu_seqlens_N1.numel() - 1)
     _, final = kda_chunk(
         k_THK,  # the reads are not used, so any queries do
         k_THK,
@@ -46,8 +58,8 @@ def segment_by_chunk(
         lower_bound=lower_bound,
         cu_seqlens_N1=cu_seqlens_N1,
         seqlens=seqlens,
-        initial_state_NHVK=seed_VK.expand(num_stretches, num_heads, -1, -1).contiguous(),
+        initial_state_NHVK=seed_NHVK,
         output_final_state=True,
     )
     assert final is not None
-    return final[..., num_v:, :], final[..., :num_v, :]
+    return split(final, v_THV.shape[-1])

@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.kda_chunk.inputs import l2_normalize, log_decay
 from k3_core.ops.kda_chunk.reference import recorded_step
 from k3_core.ops.kda_step.inputs import check_step
 from k3_core.ops.math import math_dtype
 
 
+@custom_op("kda_step.reference", is_differentiable=False)
 @torch.no_grad()
 def kda_step(
     q_BWHK: Tensor,

@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.varlen import host_lengths
 
 
+@custom_op("mla_prefill.reference")
 def mla_prefill(
     q_THD: Tensor,
     k_SHD: Tensor,
@@ -18,13 +20,15 @@ def mla_prefill(
     seqlens_q: tuple[int, ...] | None = None,
     seqlens_k: tuple[int, ...] | None = None,
     return_max: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention per sequence; the queries of a sequence are its last tokens.
 
     `cu_seqlens_*` are int [N+1] offsets into T and S, `seqlens_*` host copies of the lengths.
     A sequence's keys are at least as many as its queries. Softmax in float32. Returns
-    o [T, H, V] in the dtype of `v` and, with `return_max`, max_H: the largest scaled score of
-    each head over the whole call (what QK-Clip needs, report 5).
+    o [T, H, V] in `out_dtype` (None: that of `v`; float32 is unrounded, report 2) and, with
+    `return_max`, max_H: the largest scaled score of each head over the whole call (what QK-Clip
+    needs, report 5).
     """
     lengths_q = host_lengths(cu_seqlens_q, seqlens_q, len(q_THD), "mla_prefill")
     lengths_k = host_lengths(cu_seqlens_k, seqlens_k, len(k_SHD), "mla_prefill")
@@ -39,7 +43,7 @@ def mla_prefill(
         if len(q):
             maxima.append(scores_HTS.amax((1, 2)))
         outputs.append(torch.einsum("hts,shv->thv", scores_HTS.softmax(-1), v.to(dtype)))
-    o_THV = torch.cat(outputs).to(v_SHV.dtype)
+    o_THV = torch.cat(outputs).to(out_dtype or v_SHV.dtype)
     if not return_max:
         return o_THV
     return o_THV, torch.stack(maxima).amax(0).detach()

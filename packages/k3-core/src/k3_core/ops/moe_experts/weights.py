@@ -8,12 +8,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from k3_core.quant import MXTensor
+from k3_core.quant import MXTensor, fake_mxfp4
 
 ExpertStack = Tensor | MXTensor
 
 NUM_DECODED = 2**22
 """Weights decoded at once: many small experts in one go, but never a whole large bank."""
+
+
+def as_mxfp4(*stacks: ExpertStack) -> tuple[ExpertStack, ...]:
+    """Plain stacks with the values that MXFP4 would keep, gradients straight through."""
+    return tuple(fake_mxfp4(w) if isinstance(w, Tensor) else w for w in stacks)
 
 
 def expert_weights(

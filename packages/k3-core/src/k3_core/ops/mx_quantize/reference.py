@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.quant import BLOCK, MXTensor
 
 BIAS = 127
@@ -15,6 +16,7 @@ _MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _TIES_UP = (0.75, 1.75, 3.5)
 
 
+@custom_op("mx_quantize.reference", is_differentiable=False)
 def mx_quantize(w: Tensor, *, block: int = BLOCK) -> MXTensor:
     """Quantise w [..., N] to MXFP4 blocks of 32 along the last dimension."""
     blocks, largest = checked_blocks(w, block, torch.float64)

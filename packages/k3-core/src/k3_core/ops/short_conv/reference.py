@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from k3_core.custom_op import custom_op
 from k3_core.ops.math import math_dtype
 from k3_core.ops.short_conv.inputs import check_inputs
 
 
+@custom_op("short_conv.reference")
 def short_conv(
     x_TC: Tensor,
     weight_C1W: Tensor,

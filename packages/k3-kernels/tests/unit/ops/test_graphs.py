@@ -1,0 +1,74 @@
+"""Every implementation in a graph: torch.compile without breaks, torch's checks of custom ops, and
+activation checkpointing.
+
+On a CPU Triton's kernels are interpreted, which takes them as long as the rest together.
+"""
+
+from functools import wraps
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from k3_core.custom_op.decorator import IMPLEMENTATIONS
+from k3_core.plugins import Impl, ensure_plugins
+from k3_core.testing import op_cases
+from k3_core.testing.cases import Case
+from k3_core.testing.compare import differences, run
+from k3_core.testing.graphs import compare_compiled, opcheck
+from k3_core.testing.values import Values
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _can_run(impl: Impl) -> bool:
+    variant = impl.name.partition(".")[2]
+    return variant == "triton" or (DEVICE in impl.devices and variant != "cuda")
+
+
+FOUND = [impl for impl in ensure_plugins().impls("kernel") if _can_run(impl)]
+IMPLS = [pytest.param(impl, id=impl.name) for impl in FOUND]
+DIFFERENTIABLE = [pytest.param(i, id=i.name) for i in FOUND if "backward" in i.features]
+
+
+def cases_of(impl: Impl) -> list[Case]:
+    return [case for case in op_cases(impl.implements) if case.features <= impl.features]
+
+
+def under_checkpointing(function):
+    @wraps(function)
+    def run_twice(*args, **kwargs):
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    return run_twice
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_compiles_to_one_graph(impl):
+    cases = cases_of(impl)
+    for case in cases[:1] if "triton" in impl.name else cases:
+        assert not list(compare_compiled(impl.load(), case, torch.float32, DEVICE, False)), case
+
+
+@pytest.mark.parametrize("impl", DIFFERENTIABLE)
+def test_compiles_with_gradients(impl):
+    for case in cases_of(impl)[:2]:
+        assert not list(compare_compiled(impl.load(), case, torch.float32, DEVICE, True)), case
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_passes_the_checks_of_torch(impl):
+    impl.load()
+    if impl.name not in IMPLEMENTATIONS:
+        pytest.skip("plain torch, which has no op of its own")
+    assert opcheck(impl.name, cases_of(impl)[0], torch.float32, DEVICE)
+
+
+@pytest.mark.parametrize("impl", DIFFERENTIABLE)
+def test_is_the_same_under_checkpointing(impl):
+    function, case = impl.load(), cases_of(impl)[0]
+    call = case.make(Values(torch.float32, DEVICE))
+    expected = run(function, case, call, True)
+    assert not list(differences(run(under_checkpointing(function), case, call, True), expected, 0))
+    again = under_checkpointing(function)
+    assert not list(compare_compiled(again, case, torch.float32, DEVICE, True))

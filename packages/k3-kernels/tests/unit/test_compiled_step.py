@@ -1,0 +1,55 @@
+"""A training step of k3-test as one graph, forward and backward."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from k3_core import K3Config, K3ForConditionalGeneration
+from k3_core.model.batch import SequenceBatch
+
+LENGTHS = (9, 1, 5)
+GRADIENT = 1e-5
+
+
+def model_on(kernels: str | None) -> K3ForConditionalGeneration:
+    overrides = {} if kernels is None else {"kernel": kernels}
+    generator = torch.Generator().manual_seed(0)
+    config = K3Config.preset("k3-test")
+    return K3ForConditionalGeneration(config, impl_overrides=overrides, generator=generator).train()
+
+
+def loss_of(model: K3ForConditionalGeneration, ids_T: Tensor, labels_T: Tensor) -> Tensor:
+    batch = SequenceBatch.from_lengths(LENGTHS)
+    return model.training_loss(ids_T, labels_T, batch)[0]
+
+
+def gradients(model: K3ForConditionalGeneration, step) -> tuple[Tensor, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    vocabulary, shape = model.config.text.vocab_size, (sum(LENGTHS),)
+    ids_T, labels_T = (torch.randint(vocabulary, shape, generator=generator) for _ in range(2))
+    model.zero_grad()
+    loss = step(model, ids_T, labels_T)
+    loss.backward()
+    named = model.named_parameters()
+    return loss.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("kernels", "is_checkpointed"), [(None, False), (None, True), ("reference", False)]
+)
+def test_step_is_one_graph(kernels, is_checkpointed):
+    def step(model, ids_T, labels_T):
+        if not is_checkpointed:
+            return loss_of(model, ids_T, labels_T)
+        return checkpoint(loss_of, model, ids_T, labels_T, use_reentrant=False)
+
+    torch._dynamo.reset()
+    model = model_on(kernels)
+    expected, plain = gradients(model, loss_of)
+    loss, found = gradients(model, torch.compile(step, fullgraph=True, backend="aot_eager"))
+    assert torch.equal(loss, expected) and found.keys() == plain.keys()
+    for name, grad in found.items():
+        error = (grad - plain[name]).abs().max() / plain[name].abs().max().clamp(min=1e-12)
+        assert error < GRADIENT, name
