@@ -88,6 +88,9 @@ class SequenceBatch:
     replays: list[Callable[[Tensor], None]] = field(default_factory=list)
     """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
     by the given numbers of their tokens, int64 [num_decode]."""
+    is_counted_T: Tensor | None = None
+    """Bool, False at tokens of a training batch that only fill it up, which load balancing does not
+    count. None counts all."""
 
     @classmethod
     def from_lengths(
@@ -102,6 +105,7 @@ class SequenceBatch:
         num_decode: int | None = None,
         checkpoints: Checkpoints | None = None,
         is_verify: bool = False,
+        is_counted_T: Tensor | None = None,
     ) -> SequenceBatch:
         """Build a batch from host lengths.
 
@@ -128,6 +132,7 @@ class SequenceBatch:
             num_decode=num_decode,
             checkpoints=checkpoints,
             is_verify=is_verify,
+            is_counted_T=is_counted_T,
         )
 
     @classmethod
