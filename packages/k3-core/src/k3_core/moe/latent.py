@@ -55,7 +55,7 @@ class LatentMoE(nn.Module):
         """[T, D] -> [T, D] and the routes taken."""
         shared = beside(lambda: self.shared_experts(x_TD), x_TD.device)
         z_TL, logits_TE = self._latent_and_logits(x_TD)
-        routes = self.gate(logits_TE, batch.routes.get(self.layer))
+        routes = self.gate(logits_TE, batch.routes.get(self.layer), batch.is_counted_T)
         u_TL = self.ops.moe_experts(
             z_TL,
             routes.idx_Tk,
