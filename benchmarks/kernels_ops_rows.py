@@ -1,15 +1,13 @@
 """The rows of benchmarks/kernels_ops.py, with the tiles that a sweep tries."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import kernels_ops_cases as cases
 import kernels_step_cases as step_cases
-import kernels_training_cases as training
-import torch
+from kernels_row import Row, choices
+from kernels_training_rows import TRAINING_ROWS
 
-from k3_kernels.attn_res import backward as attn_res_backward
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.attn_res import phases
 from k3_kernels.latent_router import op as latent_op
@@ -17,40 +15,10 @@ from k3_kernels.linear_cross_entropy import op as loss_op
 from k3_kernels.mla_decode import op as decode_op
 from k3_kernels.mla_prefill import forward as prefill_forward
 from k3_kernels.moe_experts import op as experts_op
-from k3_kernels.moe_experts import products as experts_products
 from k3_kernels.mx_quantize import op as quantize_op
 from k3_kernels.newton_schulz import op as newton_schulz_op
-from k3_kernels.rms_norm import backward as norm_backward
-from k3_kernels.short_conv import backward as conv_backward
 from k3_kernels.short_conv import op as conv_op
-from k3_kernels.situ_glu import backward as glu_backward
 from k3_kernels.situ_glu import op as glu_op
-
-
-@dataclass
-class Row:
-    """configs: each chooses a tile and returns its name. Figures in microseconds."""
-
-    name: str
-    make: Callable[[bool, str, torch.dtype], cases.Case]
-    public: float | None = None
-    target: float | None = None
-    configs: tuple[Callable[[], str], ...] = ()
-
-
-def choose(owner: object, name: str, value: object) -> str:
-    """Set one entry of a config table."""
-    if isinstance(owner, dict):
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
-    return getattr(value, "__name__", str(value))
-
-
-def choices(owner: object, name: object, values: list) -> tuple[Callable[[], str], ...]:
-    """One config for each value."""
-    return tuple(partial(choose, owner, name, value) for value in values)
-
 
 _Expert = experts_op.Tile
 
@@ -121,7 +89,6 @@ def _never(*tensors: object) -> bool:
 
 
 # The last choice is what stays.
-EXPERTS_TRAINING = choices(experts_products, "uses_gluon", [_never, experts_products.uses_gluon])
 PREFILL = choices(prefill_forward, "uses_gluon", [_never, prefill_forward.uses_gluon])
 DECODE = choices(decode_op, "PROGRAM_TILES", [0, 20, 6]) + choices(
     decode_op, "uses_gluon", [_never, decode_op.uses_gluon]
@@ -154,50 +121,6 @@ CONV = choices(
     ],
 )
 MIX = choices(attn_res_op, "MAX_REGISTERS", [128, 64, 96, 168, 255])
-CONV_TRAINING = choices(
-    conv_backward,
-    "TILE",
-    [
-        conv_backward.Tile(64, 16, 64, 4, 3, 4),
-        conv_backward.Tile(32, 16, 64, 4, 4, 4),
-        conv_backward.Tile(32, 16, 64, 4, 3, 4, 168),
-        conv_backward.Tile(32, 16, 128, 4, 3, 8),
-        conv_backward.Tile(16, 16, 64, 4, 3, 4),
-        conv_backward.Tile(32, 16, 64, 4, 3, 4),
-    ],
-)
-_RING = attn_res_backward.RING
-MIX_TRAINING = choices(
-    attn_res_backward,
-    "RING",
-    [
-        _RING._replace(slots=0),  # The kernel in Triton.
-        _RING._replace(num_warps=16),
-        _RING._replace(slots=13),
-        _RING,
-    ],
-)
-NORM_TRAINING = choices(
-    norm_backward,
-    "NARROW",
-    [
-        norm_backward.Tile(4096, 8, 396, 2),
-        norm_backward.Tile(4096, 8, 264, 3),
-        norm_backward.Tile(2048, 8, 528, 3),
-        norm_backward.Tile(4096, 8, 396, 3),
-    ],
-)
-WIDE_TRAINING = choices(
-    norm_backward,
-    "WIDE",
-    [
-        norm_backward.Tile(0, 16, 132, 4),
-        norm_backward.Tile(0, 8, 132, 3),
-        norm_backward.Tile(0, 8, 264, 3),
-        norm_backward.Tile(0, 16, 132, 3),
-    ],
-)
-GLU_TRAINING = choices(glu_backward, "TILE", [(2048, 4), (2048, 8), (512, 2), (1024, 4)])
 BLOCKS = choices(
     phases,
     "TILE",
@@ -292,11 +215,6 @@ def prefill(tokens: int, heads: int) -> Callable[..., cases.Case]:
     return partial(cases.prefill_case, tokens=tokens, heads=heads)
 
 
-def mix(num_sources: int, is_read: bool) -> Callable[..., cases.Case]:
-    """The mix or all of depth_read, with its backward."""
-    return partial(training.mix_training_case, num_sources=num_sources, is_read=is_read)
-
-
 def decode(rows: int, context: int, **named: tuple) -> Callable[..., cases.Case]:
     """A paged decode case."""
     return partial(cases.decode_case, rows=rows, context=context, **named)
@@ -325,9 +243,10 @@ ROWS = (
     Row("latent_router of k3-mini T=64", latent(64, full=ROUTER), None, None, LATENT_MINI),
     Row("route_topk 896 top-16", cases.route_case, None, 30),
     Row("experts up 128 rows MXFP4", experts(128, True, False), 1710, 500, SMALL_PACKED),
-    Row("experts up 128 rows bf16", experts(128, False, False), 1710, None),
-    Row("experts up 4096 rows MXFP4", experts(4096, True, False), 1580, None, LARGE),
-    Row("experts up 32768 rows bf16", experts(32768, False, False), 3270, None, LARGE),
+    Row("experts up 128 rows bf16", experts(128, False, False), 1710, 1300),
+    Row("experts up 4096 rows bf16", experts(4096, False, False), 1580, 1350),
+    Row("experts up 4096 rows MXFP4", experts(4096, True, False), 1580, 600, LARGE),
+    Row("experts up 32768 rows bf16", experts(32768, False, False), 3270, 3000, LARGE),
     Row("experts up 32768 rows MXFP4", experts(32768, True, False), 3270, None, LARGE),
     Row("experts whole 128 rows MXFP4", experts(128, True, True)),
     Row("experts of k3-mini 512 rows", experts(512, False, True, MINI), None, None, SMALL_PLAIN),
@@ -338,55 +257,7 @@ ROWS = (
     Row("mla_decode B=1 128K", decode(1, 131072), None, None, DECODE),
     Row("mla_decode of k3-mini B=64 1K", decode(64, 1088, full=MLA), None, None, DECODE_MINI),
     Row("mla_decode of k3-mini B=64 32K", decode(64, 32768, full=MLA), None, None, DECODE_MINI),
-    Row("training short_conv", training.conv_training_case, 1819, 450, CONV_TRAINING),
-    Row(
-        "training short_conv 8 x 1024",
-        partial(training.conv_training_case, lengths=(1024,) * 8),
-        None,
-        None,
-        CONV_TRAINING,
-    ),
-    Row("training attn_res 9 sources", mix(9, False), 2005, 1100, MIX_TRAINING),
-    Row("training depth_read 9 sources", mix(9, True), None, None, MIX_TRAINING),
-    Row("training depth_read 2 sources", mix(2, True), None, None, MIX_TRAINING),
-    Row(
-        "training gated_rms_norm",
-        partial(training.norm_training_case, is_gated=True),
-        None,
-        None,
-        NORM_TRAINING,
-    ),
-    Row(
-        "training rms_norm",
-        partial(training.norm_training_case, is_gated=False),
-        None,
-        None,
-        WIDE_TRAINING,
-    ),
-    Row("training mla_prefill T=8192 H=96", training.prefill_training_case, 15300, 16500),
-    Row(
-        "training mla_prefill 8 x 1024",
-        partial(training.prefill_training_case, lengths=(1024,) * 8),
-    ),
-    Row(
-        "training experts 32768 rows",
-        training.experts_training_case,
-        None,
-        13530,
-        EXPERTS_TRAINING,
-    ),
-    Row(
-        "training experts 32768 rows, top 16",
-        partial(training.experts_training_case, top_k=16),
-        None,
-        13530,
-        EXPERTS_TRAINING,
-    ),
-    Row(
-        "training experts 32768 rows, quantized",
-        partial(training.experts_training_case, is_quantized=True),
-    ),
-    Row("training situ_glu", training.glu_training_case, None, None, GLU_TRAINING),
+    *TRAINING_ROWS,
     Row("mx_quantize 16384 x 7168", cases.quantize_case, None, None, QUANTIZE),
     Row("loss fwd+bwd T=8192 V=163840", step_cases.loss_case, 38700, 37000, LOSS),
     Row("loss fwd+bwd, bfloat16 logits", _rounded_logits, 38700, 37000),

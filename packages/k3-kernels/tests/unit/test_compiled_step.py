@@ -1,4 +1,4 @@
-"""A training step of k3-test as one graph, forward and backward."""
+"""A training step of k3-test as one graph, forward and backward, with counts of its routers."""
 
 import pytest
 import torch
@@ -7,16 +7,25 @@ from torch.utils.checkpoint import checkpoint
 
 from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.model.batch import SequenceBatch
+from k3_core.moe.router import Router
 
 LENGTHS = (9, 1, 5)
 GRADIENT = 1e-5
+NUM_BINS = 50
 
 
 def model_on(kernels: str | None) -> K3ForConditionalGeneration:
     overrides = {} if kernels is None else {"kernel": kernels}
     generator = torch.Generator().manual_seed(0)
     config = K3Config.preset("k3-test")
-    return K3ForConditionalGeneration(config, impl_overrides=overrides, generator=generator).train()
+    model = K3ForConditionalGeneration(config, impl_overrides=overrides, generator=generator)
+    for router in routers_of(model):
+        router.histogram_EB = torch.zeros(len(router.weight), NUM_BINS, dtype=torch.int32)
+    return model.train()
+
+
+def routers_of(model: K3ForConditionalGeneration) -> list[Router]:
+    return [module for module in model.modules() if isinstance(module, Router)]
 
 
 def loss_of(model: K3ForConditionalGeneration, ids_T: Tensor, labels_T: Tensor) -> Tensor:
@@ -48,8 +57,12 @@ def test_step_is_one_graph(kernels, is_checkpointed):
     torch._dynamo.reset()
     model = model_on(kernels)
     expected, plain = gradients(model, loss_of)
+    counts = [router.histogram_EB.clone() for router in routers_of(model)]
     loss, found = gradients(model, torch.compile(step, fullgraph=True, backend="aot_eager"))
     assert torch.equal(loss, expected) and found.keys() == plain.keys()
     for name, grad in found.items():
         error = (grad - plain[name]).abs().max() / plain[name].abs().max().clamp(min=1e-12)
         assert error < GRADIENT, name
+    for router, once in zip(routers_of(model), counts, strict=True):
+        assert torch.equal(router.histogram_EB, 2 * once)
+    assert sum(int(once.sum()) for once in counts) > 0

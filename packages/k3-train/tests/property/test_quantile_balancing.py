@@ -270,3 +270,18 @@ def test_none_moves_nothing():
     bias_E = start_bias(0, 6)
     routes = route(logits(0, 32, 6), bias_E, 2)
     assert torch.equal(updated(NoBalancer, routes, bias_E, 2), bias_E)
+
+
+@given(cases)
+@pytest.mark.parametrize("balancer_class", BALANCERS)
+def test_tokens_that_do_not_count_change_nothing(balancer_class, case):
+    seed, num_tokens, num_experts, top_k = case
+    logits_TE, bias_E = logits(seed, num_tokens, num_experts), start_bias(seed, num_experts)
+    want_E = updated(balancer_class, route(logits_TE, bias_E, top_k), bias_E, top_k)
+    padded_TE = torch.cat([logits(seed + 1, 3, num_experts, 5.0), logits_TE])
+    mask_T = torch.arange(num_tokens + 3) >= 3
+    got_E = bias_E.clone()
+    balancer = balancer_class([got_E], top_k=top_k, num_bins=NUM_BINS)
+    balancer.observe(0, route(padded_TE, bias_E, top_k), mask_T)
+    balancer.update()
+    assert torch.equal(got_E, want_E)

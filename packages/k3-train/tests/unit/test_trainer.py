@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from k3_core.model import SequenceBatch
 from k3_train.data.sampler import Batch
@@ -136,6 +137,28 @@ def test_evaluation_does_not_enter_the_balance(tmp_path, make_trainer):
     model.train()
     model.forward_packed(batch.input_ids, packed)
     assert int(balancer.state_tensors()["num_tokens"].sum()) == 24
+
+
+@pytest.mark.parametrize("balancer", ["quantile_histogram", "quantile_exact"])
+def test_padding_and_recomputation_do_not_enter_balance_and_loads(tmp_path, make_trainer, balancer):
+    trainer = make_trainer(tmp_path, f"balance.name='{balancer}'")
+    model, balance, loads = trainer.state.model, trainer.state.balancer, trainer.loads
+    batch = trainer.sampler.batch(0)
+    mask_T = torch.arange(24) < 20
+    packed = SequenceBatch.from_lengths(batch.seqlens, is_counted_T=mask_T)
+
+    def loss_of(ids_T, labels_T):
+        return model.training_loss(ids_T, labels_T, packed)[0]
+
+    ids_T, labels_T = batch.input_ids, batch.labels
+    checkpoint(loss_of, ids_T, labels_T, use_reentrant=False).backward()
+    observed = balance.state_tensors()
+    top_k = model.config.text.num_experts_per_token
+    assert int(loads.counts_LE.sum()) == 20 * top_k
+    if balancer == "quantile_histogram":
+        assert int(observed["num_tokens"].sum()) == 20
+    else:
+        assert [len(required_TE) for required_TE in observed.values()] == [20]
 
 
 def test_a_bad_loss_is_an_error_that_names_its_step_and_saves_nothing(tmp_path, make_trainer):

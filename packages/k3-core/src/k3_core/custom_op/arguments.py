@@ -138,8 +138,7 @@ class Signature:
             )
             place = end
         self.num_plain = place
-        parts = get_args(self.result) if get_origin(self.result) is tuple else (self.result,)
-        self.num_results = 0 if self.result is type(None) else len(parts)
+        self.num_results = _count(self.result)
         self.names = [p.name for p in self.parameters]
         written = [p for p in self.parameters if p.is_written]
         self.written = [p.name for p in written]
@@ -179,6 +178,15 @@ class Signature:
                     kind = kind.replace("Tensor", f"Tensor(a{len(parts)}!)")
                 parts.append(f"{kind} {p.name}{suffix}")
         return ", ".join(parts)
+
+
+def _count(annotation: Any) -> int:
+    """The tensors of a result of the annotated type, optional ones included."""
+    if annotation is type(None):
+        return 0
+    if get_origin(annotation) is tuple:
+        return len(get_args(annotation))
+    return len(getattr(annotation, "_fields", (annotation,)))
 
 
 def flatten(result: Any) -> list[Tensor]:

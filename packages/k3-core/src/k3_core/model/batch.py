@@ -88,6 +88,9 @@ class SequenceBatch:
     replays: list[Callable[[Tensor], None]] = field(default_factory=list)
     """A verify forward adds one a recurrent layer: it moves the states of the decoding sequences
     by the given numbers of their tokens, int64 [num_decode]."""
+    is_counted_T: Tensor | None = None
+    """Bool, False at tokens of a training batch that only fill it up, which load balancing does not
+    count. None counts all."""
     found: dict[str, Any] = field(default_factory=dict)
     """What a cache looks up once for all layers of the forward, by names of its own."""
 
@@ -104,6 +107,7 @@ class SequenceBatch:
         num_decode: int | None = None,
         checkpoints: Checkpoints | None = None,
         is_verify: bool = False,
+        is_counted_T: Tensor | None = None,
     ) -> SequenceBatch:
         """Build a batch from host lengths.
 
@@ -130,6 +134,7 @@ class SequenceBatch:
             num_decode=num_decode,
             checkpoints=checkpoints,
             is_verify=is_verify,
+            is_counted_T=is_counted_T,
         )
 
     @classmethod

@@ -55,7 +55,7 @@ class LatentMoE(nn.Module):
         """[T, D] -> [T, D] and the routes taken."""
         shared = beside(lambda: self.shared_experts(x_TD), x_TD.device)
         z_TL, logits_TE = self._latent_and_logits(x_TD)
-        routes = self.gate(logits_TE, batch.routes.get(self.layer))
+        routes = self.gate(logits_TE, batch.routes.get(self.layer), batch.is_counted_T)
         norm = None
         if self.has_latent and self.config.latent_moe_use_norm:
             norm = self.routed_expert_norm.weight, self.routed_expert_norm.eps

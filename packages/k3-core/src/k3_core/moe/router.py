@@ -1,6 +1,6 @@
 """The router: sigmoid scores, a balancing bias that serves the choice only, replayed routes.
 
-Report 4, architecture 3.5. T tokens, D model width, E experts, k routes a token.
+Report 4, architecture 3.5. T tokens, D model width, E experts, k routes, B bins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from k3_core.config import TextConfig
 from k3_core.ops import OpSet
 from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.reference import route_weights
+from k3_core.recompute import first_pass, is_recompute
 
 
 class Router(nn.Module):
@@ -36,16 +37,30 @@ class Router(nn.Module):
         self.e_score_correction_bias = nn.Parameter(
             torch.empty(num_experts, device=device), requires_grad=False
         )
-        self.observer: Callable[[Routes], None] | None = None
-        """Called with the routes of every training forward pass; load balancers set it."""
+        self.observer: Callable[[Routes, Tensor | None], None] | None = None
+        """Called with the routes of every training forward pass and a mask [T] of the tokens that
+        count (None: all); load balancers set it."""
+        self.histogram_EB: Tensor | None = None
+        """int32; a load balancer's, to which the op adds what a training forward pass requires."""
 
     def forward(
-        self, logits_TE: Tensor, replay: Tensor | tuple[Tensor, Tensor] | None = None
+        self,
+        logits_TE: Tensor,
+        replay: Tensor | tuple[Tensor, Tensor] | None = None,
+        is_counted_T: Tensor | None = None,
     ) -> Routes:
         """Routes of float32 logits [T, E]; `replay` gives indices [T, k], perhaps weights, instead.
 
-        The logits of `weight` come with the latent, from the op `latent_router`.
+        The logits of `weight` come with the latent, from the op `latent_router`. Load balancers see
+        what a training pass chose, of the tokens of the mask, and no recomputation of it.
         """
+        is_seen = self.training and replay is None and not is_recompute()
+        has_balancer = self.observer is not None or self.histogram_EB is not None
+        counting: dict[str, Tensor | None] = {}
+        if is_seen and has_balancer:
+            is_counted_T = first_pass(is_counted_T, logits_TE)
+            if self.histogram_EB is not None:
+                counting = {"histogram_EB": self.histogram_EB, "is_counted_T": is_counted_T}
         routes = self.ops.route_topk(
             logits_TE,
             self.e_score_correction_bias,
@@ -55,11 +70,12 @@ class Router(nn.Module):
             num_groups=self.config.num_expert_group,
             topk_groups=self.config.topk_group,
             activation=self.config.moe_router_activation_func,
+            **counting,
         )
         if replay is not None:
             return self._replayed(routes, replay)
-        if self.training and self.observer is not None:
-            self.observer(routes)
+        if is_seen and self.observer is not None:
+            self.observer(routes, is_counted_T)
         return routes
 
     def _replayed(self, routes: Routes, replay: Tensor | tuple[Tensor, Tensor]) -> Routes:

@@ -29,6 +29,14 @@ def _route(v: Values, tokens: int, experts: int, **named: Any) -> Call:
     return Call((logits, bias), {"scaling_factor": 2.5, **named}, constants=(1,))
 
 
+def _route_counted(v: Values, tokens: int, experts: int, **named: Any) -> Call:
+    """With a histogram that holds counts already; few bins, so that rounding moves none."""
+    call = _route(v, tokens, experts, **named)
+    histogram, mask = v.integers(9, experts, 8).to(torch.int32), v.integers(4, tokens) > 0
+    extras = {"histogram_EB": histogram, "is_counted_T": mask}
+    return Call(call.args, {**call.kwargs, **extras}, (1,), ("histogram_EB",))
+
+
 def _routes(output: Routes, call: Call) -> list[Tensor]:
     """Weights as a dense [T, E] matrix, because the order of a token's experts is free."""
     idx_Tk, weight_Tk, scores_TE, cutoff_T = output
@@ -98,6 +106,13 @@ CASES = [
         "route_topk",
         "all-experts",
         partial(_route, tokens=5, experts=4, top_k=4, renormalize=True),
+        dtypes=FULL,
+        results=_routes,
+    ),
+    Case(
+        "route_topk",
+        "histogram",
+        partial(_route_counted, tokens=21, experts=16, top_k=4, renormalize=True),
         dtypes=FULL,
         results=_routes,
     ),

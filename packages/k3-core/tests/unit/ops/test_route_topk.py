@@ -87,3 +87,60 @@ def test_top_k_out_of_range_is_refused(changes):
 def test_groups_that_cannot_hold_the_choice_are_refused():
     with pytest.raises(ValueError, match="groups"):
         route_topk(torch.zeros(1, 6), torch.zeros(6), **{**DEFAULTS, "top_k": 4}, num_groups=3)
+
+
+def counted(logits, bias, num_bins, rows):
+    """The histogram by plain Python, in float64."""
+    counts = torch.zeros(len(bias), num_bins, dtype=torch.int32)
+    low, high = min(bias) - 1, max(bias) + 1
+    for row in rows:
+        scores = [1 / (1 + math.exp(-x)) for x in logits[row].tolist()]
+        cutoff = sorted((s + b for s, b in zip(scores, bias, strict=True)), reverse=True)[2]
+        for expert, score in enumerate(scores):
+            counts[expert, int((cutoff - score - low) / ((high - low) / num_bins))] += 1
+    return counts
+
+
+def test_required_biases_are_added_to_a_histogram():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, 6, generator=generator, dtype=torch.float64)
+    bias = 0.3 * torch.randn(6, generator=generator, dtype=torch.float64)
+    histogram = torch.zeros(6, 40, dtype=torch.int32)
+    mask = torch.tensor([True, False, True] * 3)
+    padded = logits.clone()
+    padded[~mask] = float("nan")
+    route_topk(padded, bias, **DEFAULTS, histogram_EB=histogram, is_counted_T=mask)
+    expected = counted(logits, bias.tolist(), 40, [0, 2, 3, 5, 6, 8])
+    assert torch.equal(histogram, expected)
+    route_topk(logits, bias, **DEFAULTS, histogram_EB=histogram)
+    assert torch.equal(histogram, expected + counted(logits, bias.tolist(), 40, range(9)))
+
+
+def test_values_that_are_not_finite_count_in_the_outer_bins():
+    logits = torch.zeros(2, 4)
+    logits[0] = float("nan")
+    histogram = torch.zeros(4, 8, dtype=torch.int32)
+    route_topk(logits, torch.zeros(4), **DEFAULTS, histogram_EB=histogram)
+    # Scores without an order are -inf to the choice, so the cutoff is too; the other row has r = 0.
+    assert histogram[:, [0, 4]].tolist() == [[1, 1]] * 4
+
+
+@pytest.mark.parametrize(
+    ("histogram", "mask", "message"),
+    [
+        (torch.zeros(4, 8), None, "must be contiguous, int32"),
+        (torch.zeros(3, 8, dtype=torch.int32), None, r"\[4, bins\]"),
+        (torch.zeros(8, 4, dtype=torch.int32).T, None, "must be contiguous"),
+        (torch.zeros(4, 8, dtype=torch.int32), torch.ones(2), "must be bool"),
+        (torch.zeros(4, 8, dtype=torch.int32), torch.ones(3, dtype=torch.bool), r"\[2\], one flag"),
+    ],
+)
+def test_what_cannot_count_is_named(histogram, mask, message):
+    with pytest.raises(ValueError, match=message):
+        route_topk(
+            torch.zeros(2, 4),
+            torch.zeros(4),
+            **DEFAULTS,
+            histogram_EB=histogram,
+            is_counted_T=mask,
+        )

@@ -11,7 +11,12 @@ Keys are order-preserving int32 images of the biased scores: NaN counts as -inf,
 taken in order of the expert id, so the result is a function of the input alone. Whatever the
 scores are, the ids are distinct and in 0..E-1.
 
-Legend: T tokens, E experts, k routes a token, G = 32 groups of J 4 experts.
+In training a token whose cutoff is known adds its required biases to a histogram: one integer
+atomic an expert, in the order of the rows' ends, which changes no count. They are 7.3 million at
+8192 x 896 and the histogram (3.6 MB for 1000 bins) stays in the L2 cache, whose atomics bound this
+part: about 45 us at one a cycle and slice, behind which the choices hide.
+
+Legend: T tokens, E experts, k routes a token, B bins, G = 32 groups of J 4 experts.
 """
 
 import triton
@@ -52,6 +57,18 @@ def best_of(key, expert, axis: tl.constexpr):
 
 
 @triton.jit
+def add_required(histogram_ptr, scores, bias, cutoff, expert, is_in, is_counted, B: tl.constexpr):
+    """Count cutoff - score of each expert in its bin, see `k3_core.ops.route_topk.histogram`."""
+    low = tl.min(tl.where(is_in, bias, float("inf")))
+    high = tl.max(tl.where(is_in, bias, -float("inf")))
+    width = tl.div_rn(high - low + 2.0, B * 1.0)
+    position = tl.div_rn(cutoff - scores - (low - 1.0), width)
+    position = tl.where(position == position, position, 0.0)
+    bins = tl.minimum(tl.maximum(position, 0.0), B - 1.0).to(tl.int32)
+    tl.atomic_add(histogram_ptr + expert * B + bins, 1, mask=is_in & is_counted, sem="relaxed")
+
+
+@triton.jit
 def route_topk_kernel(
     logits_ptr,
     bias_ptr,
@@ -59,6 +76,8 @@ def route_topk_kernel(
     weight_ptr,
     scores_ptr,
     cutoff_ptr,
+    histogram_ptr,
+    is_counted_ptr,
     logits_stride,
     scaling_factor,
     E: tl.constexpr,
@@ -67,12 +86,15 @@ def route_topk_kernel(
     IS_SOFTMAX: tl.constexpr,
     J: tl.constexpr,
     KPAD: tl.constexpr,
+    B: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """One token a program of one warp; K + 1 rounds, the last of which only gives the cutoff.
 
-    IS_WHOLE: a round looks at all keys, which stay in registers, and waits for no memory.
+    B: bins of the histogram, 0 without one. IS_WHOLE: a round looks at all keys, which stay in
+    registers, and waits for no memory.
     """
     t = tl.program_id(0).to(tl.int64)
     logits_at = logits_ptr + t * logits_stride
@@ -130,3 +152,12 @@ def route_topk_kernel(
     tl.store(idx_ptr + t * K + k, idx.to(tl.int64), mask=is_route)
     tl.store(weight_ptr + t * K + k, weights * scaling_factor, mask=is_route)
     tl.store(cutoff_ptr + t, cutoff)
+    if B > 0:
+        # The scores again, from cache: kept, they would take registers of every round.
+        logits = tl.load(logits_at + expert, mask=is_in, other=0.0)
+        scores = scores_of(logits, top, total, IS_SOFTMAX)
+        bias = tl.load(bias_ptr + expert, mask=is_in, other=0.0).to(tl.float32)
+        is_counted = True
+        if HAS_MASK:
+            is_counted = tl.load(is_counted_ptr + t) != 0
+        add_required(histogram_ptr, scores, bias, cutoff, expert, is_in, is_counted, B)

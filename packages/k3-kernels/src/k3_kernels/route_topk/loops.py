@@ -30,15 +30,18 @@ def route_topk(
     num_groups: int = 1,
     topk_groups: int = 1,
     activation: str = "sigmoid",
+    histogram_EB: Tensor | None = None,
+    is_counted_T: Tensor | None = None,
 ) -> Routes:
     """As `route_topk.reference`, with the lowest id first among equal biased scores.
 
-    The reference itself serves several groups, softmax scores and many tokens.
+    The reference itself serves several groups, softmax scores, many tokens and histograms.
     """
     num_tokens, num_experts = logits_TE.shape
     if (
         num_groups != 1
         or activation != "sigmoid"
+        or histogram_EB is not None
         or not 1 <= top_k <= num_experts
         or not is_for_one_thread(num_tokens * num_experts, MAX_SCORES)
         or bias_E.shape != (num_experts,)
@@ -54,6 +57,8 @@ def route_topk(
             num_groups=num_groups,
             topk_groups=topk_groups,
             activation=activation,
+            histogram_EB=histogram_EB,
+            is_counted_T=is_counted_T,
         )
     logits_TE, bias_E = logits_TE.contiguous(), bias_E.contiguous()
     routes = Routes(

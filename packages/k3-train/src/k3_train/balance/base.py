@@ -1,4 +1,4 @@
-"""The interface of a balancer. T tokens, L routers, E experts, k routes a token."""
+"""The interface of a balancer. T tokens, L routers, E experts, k routes a token, B bins."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ class Balancer(Protocol):
     """Sees the routes of every micro-batch and moves the biases once per optimizer step.
 
     Built as `target(biases, top_k=..., **options)` with one bias [E] per router, changed in place.
+    One that has an attribute `histograms`, int32 [E, B] per router, gets the required biases of all
+    training passes counted there by the op `route_topk`; the routers that can do so are not
+    observed (`k3_core.ops.route_topk.histogram`).
     """
 
     def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None: ...
 
-    def observe(self, router: int, routes: Routes) -> None:
-        """Account for one micro-batch of router number `router`. It must not wait for a GPU."""
+    def observe(self, router: int, routes: Routes, is_counted_T: Tensor | None = None) -> None:
+        """Account for one micro-batch of router number `router`. It must not wait for a GPU.
+
+        is_counted_T: bool, False at tokens to leave out (padding); None counts all.
+        """
 
     def update(self) -> None:
         """Derive the biases that the next step uses, and forget what was observed."""

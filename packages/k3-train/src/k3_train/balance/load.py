@@ -1,6 +1,7 @@
 """Counts of tokens per expert, kept on the device between two rows of the log.
 
-L routers, E experts, k routes a token. Reading them is the only place that waits for a GPU.
+T tokens, L routers, E experts, k routes a token. Reading them is the only place that waits for a
+GPU.
 """
 
 from dataclasses import dataclass
@@ -30,10 +31,13 @@ class LoadTracker:
         self.counts_LE = torch.zeros(num_routers, num_experts, dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def observe(self, router: int, routes: Routes) -> None:
-        """Add the routes of one micro-batch."""
-        index = routes.idx_Tk.flatten()
-        self.counts_LE[router].scatter_add_(0, index, torch.ones_like(index))
+    def observe(self, router: int, routes: Routes, is_counted_T: Tensor | None = None) -> None:
+        """Add the routes of one micro-batch, of the tokens that count."""
+        idx_Tk = routes.idx_Tk
+        one_Tk = torch.ones_like(idx_Tk)
+        if is_counted_T is not None:
+            one_Tk = one_Tk * is_counted_T[:, None]
+        self.counts_LE[router].scatter_add_(0, idx_Tk.flatten(), one_Tk.flatten())
 
     def summary(self) -> LoadSummary:
         """Summarise and start counting again; a model without routers reads 1.0 and 0."""

@@ -13,7 +13,7 @@ class NoBalancer:
     def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None:
         del biases, top_k, num_bins
 
-    def observe(self, router: int, routes: Routes) -> None:
+    def observe(self, router: int, routes: Routes, is_counted_T: Tensor | None = None) -> None:
         """Ignore the routes."""
 
     def update(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from k3_core.ops.route_topk import Routes
+from k3_core.ops.route_topk.histogram import required_biases
 
 
 class ExactQuantileBalancer:
@@ -21,27 +22,27 @@ class ExactQuantileBalancer:
         del num_bins
         self.biases = list(biases)
         self.top_k = check_top_k(self.biases, top_k)
-        self._required: list[list[Tensor]] = [[] for _ in self.biases]
+        self._required: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in self.biases]
 
-    def observe(self, router: int, routes: Routes) -> None:
+    def observe(self, router: int, routes: Routes, is_counted_T: Tensor | None = None) -> None:
         """Keep the required biases [T, E] of one micro-batch."""
-        self._required[router].append(required_biases(routes))
+        self._required[router].append((required_biases(routes), is_counted_T))
 
     @torch.no_grad()
     def update(self) -> None:
         """Set the biases of the next step; a router that saw no token keeps its bias."""
         for bias_E, parts in zip(self.biases, self._required, strict=True):
-            num_tokens = sum(len(part) for part in parts)
-            if num_tokens:
-                rank = num_tokens * self.top_k // len(bias_E) + 1
-                quantile_E = torch.cat(parts).kthvalue(rank, dim=0).values.double()
+            required_TE = _joined(parts) if parts else None
+            if required_TE is not None and len(required_TE):
+                rank = len(required_TE) * self.top_k // len(bias_E) + 1
+                quantile_E = required_TE.kthvalue(rank, dim=0).values.double()
                 bias_E.copy_(quantile_E - quantile_E.mean())
             parts.clear()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The required biases seen so far, per router."""
         return {
-            f"required.{index}": torch.cat(parts)
+            f"required.{index}": _joined(parts)
             for index, parts in enumerate(self._required)
             if parts
         }
@@ -51,12 +52,12 @@ class ExactQuantileBalancer:
         self._required = [[] for _ in self.biases]
         for name, required_TE in tensors.items():
             index = int(name.removeprefix("required."))
-            self._required[index].append(required_TE.to(self.biases[index].device))
+            self._required[index].append((required_TE.to(self.biases[index].device), None))
 
 
-def required_biases(routes: Routes) -> Tensor:
-    """r [T, E] = cutoff - score: the bias with which an expert would just be chosen."""
-    return routes.cutoff_T.detach()[:, None] - routes.scores_TE.detach()
+def _joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """Required biases of all parts, of the tokens that count: this waits for a GPU."""
+    return torch.cat([part if keep is None else part[keep] for part, keep in parts])
 
 
 def check_top_k(biases: Sequence[Tensor], top_k: int) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from k3_core.config import ConfigError, K3Config
 from k3_core.model import K3ForConditionalGeneration
@@ -107,11 +107,21 @@ def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
 
 
 def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
+    histograms: Any = getattr(balancer, "histograms", None)
     for index, router in enumerate(routers):
+        is_counted_by_op = histograms is not None and hasattr(router, "histogram_EB")
+        if is_counted_by_op:
+            router.histogram_EB = histograms[index]
 
-        def observer(routes: Any, index: int = index) -> None:
-            balancer.observe(index, routes)
-            loads.observe(index, routes)
+        def observer(
+            routes: Any,
+            is_counted_T: Tensor | None = None,
+            index: int = index,
+            is_counted_by_op: bool = is_counted_by_op,
+        ) -> None:
+            if not is_counted_by_op:
+                balancer.observe(index, routes, is_counted_T)
+            loads.observe(index, routes, is_counted_T)
 
         router.observer = observer
 

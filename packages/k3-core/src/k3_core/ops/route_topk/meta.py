@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3_core.custom_op.arguments import Written
 from k3_core.ops.route_topk import Routes
 
 CONSTANT_RESULTS = (0, 3)
@@ -20,6 +21,8 @@ def meta(
     num_groups: int = 1,
     topk_groups: int = 1,
     activation: str = "sigmoid",
+    histogram_EB: Written = None,
+    is_counted_T: Tensor | None = None,
 ) -> Routes:
     """Ids, and the rest as the logits."""
     num_tokens = logits_TE.shape[0]

@@ -1,9 +1,10 @@
-"""Reference of route_topk. T tokens, E experts, k routes a token, G groups."""
+"""Reference of route_topk. T tokens, E experts, k routes a token, G groups, B bins."""
 
 import torch
 from torch import Tensor
 
 from k3_core.ops.route_topk import Routes
+from k3_core.ops.route_topk.histogram import add_required_biases
 
 
 def route_topk(
@@ -16,17 +17,23 @@ def route_topk(
     num_groups: int = 1,
     topk_groups: int = 1,
     activation: str = "sigmoid",
+    histogram_EB: Tensor | None = None,
+    is_counted_T: Tensor | None = None,
 ) -> Routes:
     """Top-k of score + bias; the bias serves the choice only, weights come from raw scores.
 
     With several groups, a group's score is the sum of its best two biased scores and only
     `topk_groups` groups stay eligible. Raises ValueError for k out of range or NaN logits'
     shape errors; NaN scores are never chosen before finite ones.
+
+    histogram_EB: int32, to which the required biases of the tokens are added, see
+    `route_topk.histogram`; every call counts, a recomputation too. is_counted_T: bool, False at
+    tokens that it leaves out (padding), which get routes all the same.
     """
     num_tokens, num_experts = logits_TE.shape
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"route_topk: top_k {top_k} is not in 1..{num_experts} (the experts)")
-    scores_TE = _scores(logits_TE, activation)
+    scores_TE = route_scores(logits_TE, activation)
     biased_TE = (scores_TE + bias_E.to(scores_TE.dtype)).detach()
     biased_TE = biased_TE.masked_fill(biased_TE.isnan(), float("-inf"))
     if num_groups > 1:
@@ -38,7 +45,10 @@ def route_topk(
     else:
         cutoff_T = biased_TE.new_full((num_tokens,), float("-inf"))
     weight_Tk = route_weights(scores_TE, idx_Tk, renormalize, scaling_factor)
-    return Routes(idx_Tk, weight_Tk, scores_TE, cutoff_T)
+    routes = Routes(idx_Tk, weight_Tk, scores_TE, cutoff_T)
+    if histogram_EB is not None:
+        add_required_biases(histogram_EB, routes, bias_E, is_counted_T)
+    return routes
 
 
 def route_weights(scores_TE: Tensor, idx_Tk: Tensor, renormalize: bool, scaling: float) -> Tensor:
@@ -49,7 +59,8 @@ def route_weights(scores_TE: Tensor, idx_Tk: Tensor, renormalize: bool, scaling:
     return weight_Tk * scaling
 
 
-def _scores(logits_TE: Tensor, activation: str) -> Tensor:
+def route_scores(logits_TE: Tensor, activation: str) -> Tensor:
+    """Unbiased scores of all experts; raises ValueError for an unknown activation."""
     if activation == "sigmoid":
         return logits_TE.sigmoid()
     if activation == "softmax":
