@@ -17,6 +17,7 @@ from k3_core.plugins.overrides import env_variable
 from k3_kernels.bench.run import runnable
 
 MODEL_OPS = (
+    "linear",
     "short_conv",
     "kda_chunk",
     "kda_decode",
