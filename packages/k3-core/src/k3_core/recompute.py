@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from k3_core.custom_op.once import once_in_graphs
+
 
 def is_recompute() -> bool:
     """Whether this call recomputes; False while a graph is traced, see `first_pass`."""
@@ -35,7 +37,7 @@ def _is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-@torch.compiler.assume_constant_result
+@once_in_graphs
 def _register() -> bool:
     """Registers on first use: a definition costs more than an import should."""
     return _define()

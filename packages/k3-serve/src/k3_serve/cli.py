@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="A model folder, or a bundled model's name.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-Experts = Annotated[str, typer.Option(help="packed (small) or dequantized (fast on a CPU).")]
+Experts = Annotated[str, typer.Option(help="packed (small) or dequantized (for long prefills).")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 ADMIN = "Port of the admin plane on 127.0.0.1; 0 takes a free one."
 ROOTS = "Folder that new weights may come from."

@@ -284,4 +284,5 @@ def test_tokens_that_do_not_count_change_nothing(balancer_class, case):
     balancer = balancer_class([got_E], top_k=top_k, num_bins=NUM_BINS)
     balancer.observe(0, route(padded_TE, bias_E, top_k), mask_T)
     balancer.update()
-    assert torch.equal(got_E, want_E)
+    # A sigmoid of the same number may differ in the last bit where it lies in another lane.
+    torch.testing.assert_close(got_E, want_E, rtol=0, atol=1e-6)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from k3_core.custom_op.implementation import Gradients, Implementation, needs_grad
+from k3_core.custom_op.once import once_in_graphs
 from k3_core.custom_op.registration import register, traced
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -60,7 +61,7 @@ def custom_op(
     return decorate
 
 
-@torch.compiler.assume_constant_result
+@once_in_graphs
 def register_once(name: str) -> bool:
     """Registers on first use: a definition costs more than an import should."""
     if name not in _registered:

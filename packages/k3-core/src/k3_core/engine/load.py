@@ -15,7 +15,7 @@ def load_model(
 ) -> tuple[K3ForConditionalGeneration, K3Tokenizer]:
     """The model and tokenizer of a model folder or a bundled model such as k3-nano.
 
-    `experts` "packed" takes the least memory, "dequantized" the least time on a CPU. Raises
+    `experts` "packed" takes the least memory, "dequantized" is not decoded in calls. Raises
     what loading raises: K3Error for bad options and for a missing or damaged model.
     """
     from k3_core.checkpoint.source import resolve_source

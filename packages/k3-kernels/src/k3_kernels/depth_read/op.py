@@ -26,12 +26,15 @@ def depth_read(
     eps: float,
     out_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves tensors of
-    different dtypes and more sources than the kernels take."""
+    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves sources of
+    different dtypes and more of them than the kernels take."""
+    if added_TD is not None and added_TD.dtype != prefix_TD.dtype:
+        # Under autocast the running sum is float32 and what a layer adds is not.
+        dtype = torch.promote_types(added_TD.dtype, prefix_TD.dtype)
+        added_TD, prefix_TD = added_TD.to(dtype), prefix_TD.to(dtype)
     values = [*sources, prefix_TD]
     weights = (norm_D, proj_1D, out_norm_D)
-    is_mixed = added_TD is not None and added_TD.dtype != prefix_TD.dtype
-    if is_mixed or not fits(values):
+    if not fits(values):
         args = (sources, prefix_TD, added_TD, *weights)
         return cpu.depth_read(*args, eps=eps, out_eps=out_eps)
     check_values("depth_read", values, norm_D, proj_1D)

@@ -146,6 +146,18 @@ def test_sources_of_two_dtypes(device):
         assert relative_error(g, e) < 1e-3
 
 
+def test_what_autocast_adds_to_a_float32_sum(device, monkeypatch):
+    """In the kernels: plain torch took most of a training step."""
+    monkeypatch.setattr("k3_kernels.depth_read.op.cpu", None)
+    values, weights, outputs = _draw(2, device)
+    values[-1] = values[-1].half()
+    expected = _read(read_reference, *_double(values, weights, outputs))
+    got = _read(depth_read, values, weights, outputs)
+    assert got[2].dtype == torch.float16
+    for g, e in zip(got, expected, strict=True):
+        assert relative_error(g, e) < (1e-3 if g.dtype == torch.float16 else 5e-6)
+
+
 def test_second_derivatives_are_refused(device):
     values, weights, _ = _draw(1, device)
     out = attn_res([v.requires_grad_() for v in values], *weights[:2], eps=1e-5)
