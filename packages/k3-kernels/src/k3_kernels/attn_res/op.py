@@ -107,7 +107,9 @@ def mix(
         out_TD if out_norm_D is None else out_norm_D.contiguous(),
     )
     num_padded = triton.next_power_of_2(len(values))
-    if saved is None and num_tokens <= MAX_ROWS and num_padded * width <= MAX_WHOLE:
+    # Of one source triton 3.6 does not compile it: its pass over layouts fails.
+    is_whole = 1 < len(values) and num_tokens <= MAX_ROWS and num_padded * width <= MAX_WHOLE
+    if saved is None and is_whole:
         whole_mix_kernel[(num_tokens,)](
             *tensors,
             eps,
