@@ -108,7 +108,7 @@ def mix(
     )
     num_padded = triton.next_power_of_2(len(values))
     # Of one source triton 3.6 does not compile it: its pass over layouts fails.
-    is_whole = 1 < len(values) and num_tokens <= MAX_ROWS and num_padded * width <= MAX_WHOLE
+    is_whole = len(values) > 1 and num_tokens <= MAX_ROWS and num_padded * width <= MAX_WHOLE
     if saved is None and is_whole:
         whole_mix_kernel[(num_tokens,)](
             *tensors,
