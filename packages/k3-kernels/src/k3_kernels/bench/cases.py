@@ -103,6 +103,8 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("depth_read", "decode", partial(_read, s, tokens=s.rows)),
         Case("situ_glu", "prefill", partial(_glu, s, rows=s.tokens * s.top_k)),
         Case("situ_glu", "decode", partial(_glu, s, rows=s.rows * s.top_k)),
+        Case("linear", "one-row", partial(_product, s, rows=1)),
+        Case("linear", "rows", partial(_product, s, rows=s.rows)),
         Case("latent_router", "prefill", partial(_latent, s, tokens=s.tokens)),
         Case("latent_router", "decode", partial(_latent, s, tokens=s.rows)),
         Case("route_topk", "prefill", partial(_route, s, tokens=s.tokens), results=_by_expert),
@@ -207,6 +209,11 @@ def _read(s: Sizes, v: Values, tokens: int) -> Call:
 def _glu(s: Sizes, v: Values, rows: int) -> Call:
     shape = (rows, s.expert_width)
     return Call((v.act(*shape), v.act(*shape)), {"beta": 4.0, "linear_beta": 25.0})
+
+
+def _product(s: Sizes, v: Values, rows: int) -> Call:
+    """From the model's width to as much."""
+    return Call((v.act(rows, s.width), v.act(s.width, s.width, scale=s.width**-0.5)))
 
 
 def _latent(s: Sizes, v: Values, tokens: int) -> Call:
