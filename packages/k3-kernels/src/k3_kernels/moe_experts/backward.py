@@ -69,7 +69,8 @@ def padded_experts(
     rows_SD = gather_rows(_values(x_TD, mode), plan)
     h_SI = products.up_product(rows_SD, plan, first, second, mode.betas)
     y_SD = products.down_product(_values(h_SI, mode), plan, down)
-    return sum_routes(y_SD, plan, weight_Tk.contiguous()), plan
+    weight_Tk = weight_Tk.contiguous()
+    return sum_routes(y_SD, plan.place, plan.num_rows, weight_Tk, is_sorted=True), plan
 
 
 class _Experts(torch.autograd.Function):
@@ -146,7 +147,7 @@ def _gradients(
     d_x_TD = None
     if needs_x:
         d_rows_SD = products.input_product(gate_SI, up_SI, plan, first, second)
-        d_x_TD = sum_routes(d_rows_SD, plan, None)
+        d_x_TD = sum_routes(d_rows_SD, plan.place, plan.num_rows, None, is_sorted=True)
     return [d_x_TD, d_weight_Tk if needs_weight else None, *d_stacks]
 
 

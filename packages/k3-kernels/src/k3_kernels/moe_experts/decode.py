@@ -13,10 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from k3_core.quant.mx import BLOCK
 from k3_kernels.loops import compiled_in_order, vector
-
-GROUP = 32
-"""Values with a scale in common."""
 
 _FACTORS = np.array([*(2.0 ** (byte - 127) for byte in range(255)), np.nan])
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
@@ -29,10 +27,10 @@ def decode(codes: int, scales: int, num_groups: int, values: int, dtype: Any) ->
     In order, since 2^14 times a large scale is no float32.
     """
     scale_G = vector(scales, num_groups, np.uint8)
-    size = np.empty(0, dtype).itemsize * GROUP
+    size = np.empty(0, dtype).itemsize * BLOCK
     for g in range(num_groups):
         factor = np.float64(_FACTORS[scale_G[g]])
-        _decode_group(codes + g * GROUP // 2, factor, values + g * size, dtype)
+        _decode_group(codes + g * BLOCK // 2, factor, values + g * size, dtype)
 
 
 def _typed_decode_group(
@@ -42,21 +40,21 @@ def _typed_decode_group(
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         number = context.get_value_type(dtype.dtype)
-        words_8 = builder.load(_at(builder, arguments[0], _I16, GROUP // 4), align=1)
-        places_G = _each(_I32, *(n // 4 for n in range(GROUP)))
+        words_8 = builder.load(_at(builder, arguments[0], _I16, BLOCK // 4), align=1)
+        places_G = _each(_I32, *(n // 4 for n in range(BLOCK)))
         words_G = builder.shuffle_vector(words_8, words_8, places_G)
-        shifts_G = _each(_I16, *(1 << (12 - 4 * (n % 4)) for n in range(GROUP)))
+        shifts_G = _each(_I16, *(1 << (12 - 4 * (n % 4)) for n in range(BLOCK)))
         leading_G = builder.mul(words_G, shifts_G)
         _triple, _name, features = context.codegen().magic_tuple()
         widen = _by_float16 if "+f16c" in features else _by_integers
-        values_G = widen(builder, leading_G, ir.VectorType(number, GROUP))
+        values_G = widen(builder, leading_G, ir.VectorType(number, BLOCK))
         scale = arguments[1]
         if dtype.dtype == types.float32:
             scale = builder.fptrunc(scale, number)
         nothing_G = ir.Constant(values_G.type, ir.Undefined)
         first_G = builder.insert_element(nothing_G, scale, _I32(0))
         scale_G = builder.shuffle_vector(first_G, first_G, _each(_I32, 0))
-        target = _at(builder, arguments[2], number, GROUP)
+        target = _at(builder, arguments[2], number, BLOCK)
         builder.store(builder.fmul(values_G, scale_G), target, align=4)
         return context.get_dummy_value()
 
@@ -68,7 +66,7 @@ def _by_float16(builder: Any, leading_G: Any, kind: Any) -> Any:
     # The shift copies the sign into the upper bits of the exponent, where 0 belongs.
     moved_G = builder.ashr(leading_G, _each(_I16, 3))
     bits_G = builder.and_(moved_G, _each(_I16, -(1 << 15) | 7 << 9))
-    halves_G = builder.bitcast(bits_G, ir.VectorType(ir.HalfType(), GROUP))
+    halves_G = builder.bitcast(bits_G, ir.VectorType(ir.HalfType(), BLOCK))
     return builder.fmul(builder.fpext(halves_G, kind), _each(kind.element, 2.0**14))
 
 
@@ -97,5 +95,5 @@ def _larger(builder: Any, x: Any, y: Any) -> Any:
 
 def _each(kind: Any, *values: Any) -> Any:
     """A constant with a number for each value of a group, or the same for all."""
-    numbers = list(values) if len(values) > 1 else list(values) * GROUP
-    return ir.Constant(ir.VectorType(kind, GROUP), numbers)
+    numbers = list(values) if len(values) > 1 else list(values) * BLOCK
+    return ir.Constant(ir.VectorType(kind, BLOCK), numbers)

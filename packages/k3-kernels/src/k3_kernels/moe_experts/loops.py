@@ -16,12 +16,13 @@ from torch import Tensor
 from k3_core.ops.moe_experts.reference import Activation, Norm
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
+from k3_core.quant.mx import BLOCK
 from k3_core.replay import launch
 from k3_kernels.loops import DTYPES, compiled, is_for_one_thread, part, takes, vector
 from k3_kernels.loops.math import products_of_rows
 from k3_kernels.moe_experts import cpu
 from k3_kernels.moe_experts.activation import situ_betas
-from k3_kernels.moe_experts.decode import GROUP, decode
+from k3_kernels.moe_experts.decode import decode
 from k3_kernels.rms_norm.loops import rms_norm
 from k3_kernels.situ_glu.loops import situ_row
 
@@ -195,6 +196,6 @@ def _matrix(
     if not is_packed:
         return part(stack, expert * size, size, dtype).reshape(num_rows, width)
     decoded_OC = np.empty((num_rows, width), dtype)
-    codes, scale = stack + expert * size // 2, scales + expert * size // GROUP
-    decode(codes, scale, size // GROUP, decoded_OC.ctypes.data, dtype)
+    codes, scale = stack + expert * size // 2, scales + expert * size // BLOCK
+    decode(codes, scale, size // BLOCK, decoded_OC.ctypes.data, dtype)
     return decoded_OC

@@ -22,9 +22,10 @@ from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
 from k3_kernels.moe_experts.backward import Mode, Stacks, padded_experts, train_experts
-from k3_kernels.moe_experts.kernel import combine_kernel, grouped_kernel, unplanned_kernel
+from k3_kernels.moe_experts.kernel import grouped_kernel, unplanned_kernel
 from k3_kernels.moe_experts.plan import GROUP, Plan, make_plan
 from k3_kernels.moe_experts.products import uses_gluon
+from k3_kernels.moe_experts.rows import MAX_NORMED, sum_routes
 from k3_kernels.rms_norm.op import rms_norm
 
 
@@ -57,8 +58,6 @@ TILE_NARROW = Tile(16, 64, 64, 4, 2)
 with the long steps of `TILES` 66 us. Two stages: a step of 64 sequences takes 9 us less than with
 three."""
 NARROW = 512
-MAX_NORMED = 1024
-"""Outputs of a program that sums routes: with a norm, all of a row."""
 MAX_UNPLANNED = 512
 """Up to so many routes of narrow experts, each program finds its own: two launches are spared."""
 MANY = 96
@@ -119,34 +118,15 @@ def _sum_experts(
 ) -> Tensor:
     """The op without gradients, on rows that are found where they lie."""
     (w1, w3, w2), (num_tokens, num_routes) = stacks, idx_Tk.shape
-    out_TD = x_TD.new_empty(num_tokens, w2.shape[1])
-    if not out_TD.numel():
-        return out_TD
+    if not num_tokens * w2.shape[1]:
+        return x_TD.new_empty(num_tokens, w2.shape[1])
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
     plan: Plan | Tensor = idx_Tk.view(-1)
     if idx_Tk.numel() > MAX_UNPLANNED or max(w1.shape[1:]) > NARROW:
         plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
     h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
     y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
-    block = min(MAX_NORMED, triton.next_power_of_2(out_TD.shape[1]))
-    combine_kernel[(num_tokens * triton.cdiv(out_TD.shape[1], block),)](
-        y_RD,
-        idx_Tk,
-        weight_Tk,
-        out_TD if norm is None else norm[0].contiguous(),
-        out_TD,
-        0.0 if norm is None else norm[1],
-        w1.shape[0],
-        NUM_ROUTES=num_routes,
-        HAS_WEIGHT=True,
-        IS_SORTED=False,
-        D=out_TD.shape[1],
-        BD=block,
-        HAS_NORM=norm is not None,
-        **early_launch(num_tokens, x_TD.device),
-        num_warps=4,
-    )
-    return out_TD
+    return sum_routes(y_RD, idx_Tk, w1.shape[0], weight_Tk, is_sorted=False, norm=norm)
 
 
 def _train(

@@ -13,6 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
+from k3_core.ops.moe_experts.reference import Norm
+from k3_kernels.early import early_launch
 from k3_kernels.moe_experts.kernel import combine_kernel
 from k3_kernels.moe_experts.plan import list_tiles, sort_routes
 from k3_kernels.moe_experts.rows_kernel import (
@@ -23,6 +25,8 @@ from k3_kernels.moe_experts.rows_kernel import (
 
 Betas = tuple[float, float | None]
 """beta and linear_beta of SiTU-GLU."""
+MAX_NORMED = 1024
+"""Outputs of a program that sums routes: with a norm, all of a row."""
 PAD = 64
 """Rows that an expert's are padded to: a step of the weight gradients, part of a tile of rows."""
 
@@ -87,27 +91,39 @@ def gather_rows(x_TD: Tensor, plan: PaddedPlan) -> Tensor:
     return out_SD
 
 
-def sum_routes(rows_SD: Tensor, plan: PaddedPlan, weight_Tk: Tensor | None) -> Tensor:
-    """The sum [T, D] over a token's routes of weight times row, in their order; in float32."""
-    num_tokens, num_routes = plan.place.shape
-    width = rows_SD.shape[1]
-    out_TD = torch.empty(num_tokens, width, dtype=rows_SD.dtype, device=rows_SD.device)
-    block = min(1024, triton.next_power_of_2(width))
+def sum_routes(
+    rows: Tensor,
+    place_Tk: Tensor,
+    num_places: int,
+    weight_Tk: Tensor | None,
+    *,
+    is_sorted: bool,
+    norm: Norm | None = None,
+) -> Tensor:
+    """The sum [T, D] over a token's routes of weight times row, in their order; in float32.
+
+    place: the row of each route (`is_sorted`), or its expert where the rows [R, D] lie in the order
+    of the routes; a route adds nothing where it is outside 0 .. `num_places` - 1. A norm takes D up
+    to `MAX_NORMED`.
+    """
+    (num_tokens, num_routes), width = place_Tk.shape, rows.shape[1]
+    out_TD = rows.new_empty(num_tokens, width)
+    block = min(MAX_NORMED, triton.next_power_of_2(width))
     combine_kernel[(num_tokens * triton.cdiv(width, block),)](
-        rows_SD,
-        plan.place,
+        rows,
+        place_Tk,
         weight_Tk,
+        out_TD if norm is None else norm[0].contiguous(),
         out_TD,
-        out_TD,
-        0.0,
-        plan.num_rows,
+        0.0 if norm is None else norm[1],
+        num_places,
         NUM_ROUTES=num_routes,
         HAS_WEIGHT=weight_Tk is not None,
-        IS_SORTED=True,
+        IS_SORTED=is_sorted,
         D=width,
         BD=block,
-        HAS_NORM=False,
-        IS_EARLY=False,
+        HAS_NORM=norm is not None,
+        **early_launch(num_tokens, rows.device),
         num_warps=4,
     )
     return out_TD
