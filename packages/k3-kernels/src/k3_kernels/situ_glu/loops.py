@@ -90,10 +90,10 @@ def situ_row(
     has_cap: bool,
     out_I: np.ndarray,
 ) -> None:
-    """SiTU-GLU of contiguous rows; `out` may be one of them.
+    """SiTU-GLU of contiguous rows; `out` may be one of them, but then takes no vector units.
 
-    Nothing overflows on the way: factors are multiplied in order, from 2x = 20 in float32 and 40 in
-    float64 on tanh is 1.
+    Nothing overflows on the way: each tanh is divided by itself, and from 2x = 20 in float32 and 40
+    in float64 on it is 1.
     """
     kind = gate_I.dtype.type
     beta, linear_beta = kind(beta), kind(linear_beta)
