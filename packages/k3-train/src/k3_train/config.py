@@ -99,6 +99,7 @@ class RunSection:
     accumulation: micro-batches of one step. device: cpu, cuda or auto.
     threads: of the CPU's kernels; 0 leaves torch's number.
     log_every, checkpoint_every: in steps. keep_checkpoints: the newest ones kept.
+    events, loggers: by registry name, in the order in which they are told.
     """
 
     steps: int = 0
@@ -109,6 +110,8 @@ class RunSection:
     log_every: int = 10
     checkpoint_every: int = 1000
     keep_checkpoints: int = 2
+    events: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
 
 
 _BELOW_ONE = 0.999999

@@ -27,6 +27,7 @@ KINDS = (
     "schedule",
     "dataset",
     "memory_policy",
+    "trainer_event",
     "logger",
     "environment",
     "sandbox",

@@ -12,6 +12,7 @@ from k3_core.plugins import resolve
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import ModelSection, TrainConfig
+from k3_train.events.base import Events, TrainerEvent
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
@@ -55,7 +56,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         newton_schulz=_load("kernel", "newton_schulz", device, config),
     )
     stepper = Stepper(
-        TrainState(model, optimizer, balancer),
+        TrainState(model, optimizer, balancer, events=_events(config)),
         device=device,
         clip_norm=config.optim.clip_norm,
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
@@ -124,6 +125,16 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
             loads.observe(index, routes, is_counted_T)
 
         router.observer = observer
+
+
+def _events(config: TrainConfig) -> Events:
+    chosen = {"trainer_event": config.run.events, "logger": config.run.loggers}
+    events: dict[str, TrainerEvent] = {}
+    for kind, names in chosen.items():
+        for name in names:
+            target: Any = resolve(kind, name, overrides=config.impl).load()
+            events[name] = target(config)
+    return Events(events)
 
 
 def _load(kind: str, implements: str, device: torch.device, config: TrainConfig) -> Any:

@@ -1,7 +1,8 @@
 """Rows of `run.jsonl`, and the losses and norms that wait on the device for the next row."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ class LogRow:
     loss and grad_norm are means over the steps since the previous row; loss is the next-token
     loss in nats per token, mtp_loss (0 without MTP) that of the token after it; lr is Muon's
     rate; tokens counts from the start of the run; max_over_mean_load is the worst router's.
+    values are what events add (`TrainerEvent.row_values`); a file has them beside the others.
     """
 
     step: int
@@ -32,6 +34,12 @@ class LogRow:
     max_over_mean_load: float
     dead_experts: int
     mtp_loss: float
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, float]:
+        """All numbers by name, as a line of `run.jsonl` has them."""
+        own = asdict(self)
+        return own | own.pop("values")
 
 
 class Interval:
@@ -76,7 +84,7 @@ class Interval:
 def append_row(path: Path, row: LogRow) -> None:
     """Append one line of JSON."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
+        file.write(json.dumps(row.flat()) + "\n")
 
 
 def drop_rows_after(path: Path, step: int) -> None:

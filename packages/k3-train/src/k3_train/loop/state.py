@@ -5,13 +5,14 @@ stopped. The data position is the step itself: batches are a function of their i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from k3_core.model import K3ForConditionalGeneration
 from k3_train.balance.base import Balancer
+from k3_train.events.base import Events
 from k3_train.loop.checkpoint import CheckpointError
 from k3_train.optim.base import Optimizer
 
@@ -28,13 +29,15 @@ class TrainState:
     balancer: Balancer
     step: int = 0
     tokens: int = 0
+    events: Events = field(default_factory=lambda: Events({}))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, live (not copied): model, optimizer, balancer and random generators."""
+        """The state, live (not copied): model, optimizer, balancer, events and generators."""
         parts = {
             "model": dict(self.model.named_parameters()) | dict(self.model.named_buffers()),
             "optimizer": self.optimizer.state_tensors(),
             "balancer": self.balancer.state_tensors(),
+            "events": self.events.state_tensors(),
             "rng": _rng_states(),
         }
         return {
@@ -67,6 +70,7 @@ class TrainState:
             tensor.copy_(given[name])
         self.optimizer.load_state_tensors(_part(tensors, "optimizer."))
         self.balancer.load_state_tensors(_part(tensors, "balancer."))
+        self.events.load_state_tensors(_part(tensors, "events."))
         _set_rng_states(_part(tensors, "rng."))
         self.step, self.tokens = step, tokens
 

@@ -4,7 +4,7 @@ T packed tokens of one micro-batch. Nothing here waits for a GPU: losses and nor
 device until a log row asks for them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -27,8 +27,15 @@ class Stepper:
         self.mtp_weight = mtp_weight
         self.params = [p for p in state.model.parameters() if p.requires_grad]
 
-    def step(self, batches: Sequence[Batch], lr_factor: float) -> tuple[dict[str, Tensor], Tensor]:
+    def step(
+        self,
+        batches: Sequence[Batch],
+        lr_factor: float,
+        on_gradients: Callable[[], None] | None = None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """One update from its micro-batches; returns the metrics and the gradient norm.
+
+        on_gradients is called when the gradients of all micro-batches are there, unclipped.
 
         Each micro-batch weighs as much as its share of the labels that count, so that the step
         does not depend on how its tokens are cut into micro-batches.
@@ -39,6 +46,8 @@ class Stepper:
         for batch, count in zip(batches, counts, strict=True):
             for name, value in self._backward(batch, count / total).items():
                 metrics[name] = metrics[name] + value if name in metrics else value
+        if on_gradients is not None:
+            on_gradients()
         norm = nn.utils.clip_grad_norm_(self.params, self.clip_norm or float("inf"))
         self.state.optimizer.step(lr_factor)
         for param in self.params:

@@ -52,6 +52,7 @@ class Trainer:
     ) -> None:
         self.stepper, self.sampler, self.loads = stepper, sampler, loads
         self.state: TrainState = stepper.state
+        self.events = self.state.events
         self.run_section, self.peak_lr, self.folder = run, peak_lr, folder
         self.rows_path = folder / "run.jsonl"
         self.checkpoints = folder / "checkpoints"
@@ -71,7 +72,9 @@ class Trainer:
         self.state.model.train()
         try:
             with reporter, StopRequest() as stop:
+                self.events.started(self)
                 self._loop(until, schedule, batches, reporter, stop)
+                self.events.finished(self, stop.name)
         finally:
             batches.close()
         return stop.name
@@ -90,8 +93,11 @@ class Trainer:
         row_tokens, row_time = state.tokens, started
         while state.step < until and not stop.name:
             factor = schedule.factor(state.step)
-            metrics, norm = self.stepper.step(batches.get(state.step), factor)
+            metrics, norm = self.stepper.step(
+                batches.get(state.step), factor, lambda: self.events.gradients(self)
+            )
             interval.add(state.step, metrics, norm)
+            self.events.stepped(self, {**metrics, "grad_norm": norm})
             is_last = state.step == until or bool(stop.name)
             if state.step == 1 or state.step % every.log_every == 0 or is_last:
                 row = self._row(interval, factor, state.tokens - row_tokens, row_time)
@@ -121,15 +127,21 @@ class Trainer:
             max_over_mean_load=load.max_over_mean,
             dead_experts=load.num_dead,
             mtp_loss=mtp_loss,
+            values=self.events.row_values(self),
         )
         append_row(self.rows_path, row)
+        self.events.row(self, row)
         return row
 
     def save(self) -> Path:
         """Write a checkpoint of the current step; returns its folder."""
         meta = {"tokens": self.state.tokens}
         keep = self.run_section.keep_checkpoints
-        return checkpoint.save(self.checkpoints, self.state.step, self.state.tensors(), meta, keep)
+        folder = checkpoint.save(
+            self.checkpoints, self.state.step, self.state.tensors(), meta, keep
+        )
+        self.events.saved(self, folder)
+        return folder
 
     def measure_step_seconds(self, num_steps: int, num_warmup: int = 0) -> float:
         """Mean seconds of a step, after a warm-up; the state is put back as it was."""
