@@ -54,6 +54,12 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_trainer_event() -> Iterable[Impl]:
+    """The guard."""
+    return [_impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped")]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")
