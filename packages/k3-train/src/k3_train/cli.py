@@ -42,12 +42,14 @@ def fit(
     started = time.perf_counter()
     # Imported here: they import torch.
     from k3_train.config import load_train_config
+    from k3_train.loop.curriculum import Curriculum
     from k3_train.loop.session import start
 
     settings = load_train_config(
         preset=preset, file=config, overrides=_overrides(sets, data, device)
     )
-    if steps is None and minutes is None and not settings.run.steps:
+    planned = settings.run.steps or Curriculum(settings).total_steps
+    if steps is None and minutes is None and not planned:
         raise K3Error("say how long to train: --steps N or --minutes M")
     _check_length(steps, minutes)
     _report(start(settings, out, started=started).train(steps=steps, minutes=minutes), out)

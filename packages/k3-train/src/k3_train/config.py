@@ -171,6 +171,30 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A stage of the curriculum, `[[curriculum]]`; a value that is 0 or empty is that of the run.
+
+    name: of the stage, for the log.
+    steps: its length in optimizer steps; the last stage may leave it out and goes on to the end.
+    tokens: its length in tokens instead of steps, rounded up to whole steps.
+    max_seq_len: longest piece of a document; the longest of all stages is a multiple of each.
+    tokens_per_batch: of one micro-batch.
+    accumulation: micro-batches of one step.
+    lr_scale: multiplies the rate of the schedule.
+    weights: share of the tokens by name of token file.
+    """
+
+    name: str
+    steps: int = 0
+    tokens: int = 0
+    max_seq_len: int = 0
+    tokens_per_batch: int = 0
+    accumulation: int = 0
+    lr_scale: float = 1.0
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """All sections of a run."""
 
@@ -181,6 +205,7 @@ class TrainConfig:
     balance: BalanceSection = field(default_factory=BalanceSection)
     guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
+    curriculum: tuple[Stage, ...] = ()
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,9 +230,18 @@ def load_train_config(
     model = load_dataclass(ModelSection, _table(given, "model"), "model")
     shipped = Path(__file__).parent / "presets" / f"{model.preset}.toml"
     defaults = read_toml(shipped) if shipped.is_file() else {}
-    sections = {**defaults, **given}
-    merged = {name: {**_table(defaults, name), **_table(given, name)} for name in sections}
-    return load_dataclass(TrainConfig, merged)
+    return load_dataclass(TrainConfig, merge_sections(defaults, given))
+
+
+def merge_sections(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """`base` with the keys of every table of `over`; what is inside a key is replaced whole."""
+    merged: dict[str, object] = {}
+    for name in {**base, **over}:
+        if name == "curriculum":
+            merged[name] = over.get(name, base.get(name))
+        else:
+            merged[name] = {**_table(base, name), **_table(over, name)}
+    return merged
 
 
 def _table(values: Mapping[str, object], name: str) -> dict[str, object]:
@@ -221,8 +255,10 @@ def write_toml(config: TrainConfig, path: Path) -> None:
     """Write the resolved configuration, one table per section, readable by `tomllib`."""
     lines = ["# The configuration that this run used; `k3 train resume` reads it."]
     for section, values in asdict(config).items():
-        lines += ["", f"[{section}]"]
-        lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in values.items()]
+        tables = [values] if isinstance(values, dict) else values
+        for table in tables:
+            lines += ["", f"[{section}]" if table is values else f"[[{section}]]"]
+            lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in table.items()]
     partial = path.with_suffix(".partial")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -55,8 +55,11 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """The guard."""
-    return [_impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped")]
+    """The guard, and what tells of the stages of a curriculum."""
+    return [
+        _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
+        _impl("trainer_event", "stages", "events.stages:Stages", "which stage the run is in"),
+    ]
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import ModelSection, TrainConfig
 from k3_train.events.base import Events, TrainerEvent
+from k3_train.loop.curriculum import Curriculum, StagedSchedule
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
@@ -68,7 +69,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         run=config.run,
         peak_lr=config.optim.muon_lr,
         folder=folder,
-        num_micro=lambda step: config.run.accumulation,
+        num_micro=Curriculum(config).num_micro,
     )
 
 
@@ -76,11 +77,12 @@ def build_schedule(config: TrainConfig) -> Schedule:
     """The schedule over the horizon of the configuration."""
     section = config.schedule
     target: Any = resolve("schedule", section.name, overrides=config.impl).load()
-    return target(
+    schedule: Schedule = target(
         total_steps=section.total_steps,
         warmup_ratio=section.warmup_ratio,
         min_lr_ratio=section.min_lr_ratio,
     )
+    return StagedSchedule(schedule, Curriculum(config)) if config.curriculum else schedule
 
 
 def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGeneration:
@@ -136,8 +138,9 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 def _events(config: TrainConfig) -> Events:
     is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
     # The guard comes first: what it skips, the others do not take for a step.
-    guard = ("guard",) if is_guarded and "guard" not in config.run.events else ()
-    chosen = {"trainer_event": guard + config.run.events, "logger": config.run.loggers}
+    own = {"guard": is_guarded, "stages": bool(config.curriculum)}
+    wanted = tuple(name for name in own if own[name] and name not in config.run.events)
+    chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:

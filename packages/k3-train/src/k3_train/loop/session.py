@@ -12,6 +12,7 @@ from k3_core.config import ConfigError, K3Config
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
+from k3_train.loop.curriculum import Curriculum
 from k3_train.loop.environment import write_environment
 from k3_train.loop.progress import make_reporter
 from k3_train.loop.trainer import Trainer
@@ -43,12 +44,13 @@ class Session:
         Returns the signal that stopped the run, empty when it reached its end and was exported.
         """
         done = self.trainer.state.step
+        planned = self.config.run.steps or Curriculum(self.config).total_steps
         if minutes is not None:
             steps = self._steps_within(minutes)
-        target = done + steps if steps is not None else self.config.run.steps
+        target = done + steps if steps is not None else planned
         horizon = self.config.schedule.total_steps
         if not horizon:
-            horizon = target if minutes else self.config.run.steps or DEFAULT_HORIZON
+            horizon = target if minutes else planned or DEFAULT_HORIZON
         self.config = replace(
             self.config,
             run=replace(self.config.run, steps=target),
@@ -83,6 +85,12 @@ class Session:
 
     def _steps_within(self, minutes: float) -> int:
         """Fix the number of steps from measured ones; set-up and export are inside the limit."""
+        if self.config.curriculum:
+            raise ConfigError(
+                "--minutes",
+                "the stages of a curriculum take different times a step",
+                "Give --steps, or lengths to all stages.",
+            )
         rough = self.trainer.measure_step_seconds(1, num_warmup=2)
         num_steps = int(MEASURED_SHARE * 60 * minutes / rough)
         pace = self.trainer.measure_step_seconds(min(50, max(2, num_steps)))
