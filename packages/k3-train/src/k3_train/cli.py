@@ -1,5 +1,6 @@
 """`k3 train`: fit, resume, and the data commands (training 7)."""
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +72,14 @@ def resume(
     _check_length(steps, minutes)
     session = reopen(run, overrides=_overrides(sets, data, device), started=started)
     _report(session.train(steps=steps, minutes=minutes), run)
+
+
+@app.command("config-schema")
+def schema() -> None:
+    """Print the JSON schema of a settings file."""
+    from k3_train.schema import config_schema
+
+    print(json.dumps(config_schema(), indent=1))
 
 
 def _overrides(sets: list[str] | None, data: Path | None, device: str | None) -> list[str]:

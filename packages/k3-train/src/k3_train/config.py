@@ -1,8 +1,9 @@
 """The configuration of a training run: frozen dataclasses, read from TOML and `--set a.b=c`.
 
-Order: the defaults here, the training preset of the model (`presets/NAME.toml`), `--config`,
-`--set`. What was finally used is written to `config.resolved.toml` of the run. No value here is
-the report's unless said so: peak rates, batch and horizon are not disclosed (report 12).
+Order: the defaults here, the training preset of the model (`presets/NAME.toml`), `--config` (after
+the file that it extends), `--set`. What was finally used is written to `config.resolved.toml` of
+the run. No value here is the report's unless said so: peak rates, batch and horizon are not
+disclosed (report 12).
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ class DataSection:
 class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
+    name: per_head_muon or adamw, or a plugin's.
+    muon_lr: of matrices under Muon. adamw_lr: of what AdamW updates.
+    embedding_lr: of the embedding and the output head.
+    weight_decay: of the roles that decay; 0.1 is the report's.
+    momentum: Muon's. newton_schulz_steps: iterations of an orthogonalisation.
+    beta1, beta2: AdamW's moving means. eps: AdamW's.
     clip_norm: global gradient norm; 0 turns clipping off.
     """
 
@@ -74,6 +81,7 @@ class OptimConfig:
 class ScheduleSection:
     """Schedule by registry name; 1 % warm-up is the report's.
 
+    name: cosine, or a plugin's. warmup_ratio: share of the horizon. min_lr_ratio: the floor.
     total_steps: the horizon; 0 means the planned steps of a run given in minutes, else `run.steps`,
     or `DEFAULT_HORIZON` when that is 0 too. The learning rate stays at its floor after it.
     """
@@ -86,7 +94,11 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class BalanceSection:
-    """Balancer by registry name. num_bins: of the histogram (1000 is the report's)."""
+    """Balancer by registry name.
+
+    name: quantile_histogram, quantile_exact, none, or a plugin's.
+    num_bins: of the histogram (1000 is the report's).
+    """
 
     name: str = "quantile_histogram"
     num_bins: int = 1000
@@ -97,9 +109,11 @@ class RunSection:
     """How the run goes.
 
     steps: optimizer steps to reach, in all; a run given in minutes sets it after measuring.
+    seed: of the initial weights and of the order of the data.
     accumulation: micro-batches of one step. device: cpu, cuda or auto.
     threads: of the CPU's kernels; 0 leaves torch's number.
-    log_every, checkpoint_every: in steps. keep_checkpoints: the newest ones kept.
+    log_every, checkpoint_every: in steps; both also at the end.
+    keep_checkpoints: the newest ones kept.
     events, loggers: by registry name, in the order in which they are told.
     """
 
@@ -138,7 +152,7 @@ class GuardSection:
 
 
 _BELOW_ONE = 0.999999
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
     "data.tokens_per_batch": (2, math.inf),
     "data.max_seq_len": (2, math.inf),
@@ -209,7 +223,7 @@ class TrainConfig:
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             section, key = name.split(".")
             value = getattr(getattr(self, section), key)
             if not low <= value <= high:
@@ -224,13 +238,31 @@ def load_train_config(
 
     `preset` names the model and wins over the file. Raises ConfigError naming the bad key.
     """
-    given = apply_overrides(read_toml(file) if file else {}, overrides)
+    given = apply_overrides(read_extended(file) if file else {}, overrides)
     if preset is not None:
         given = apply_overrides(given, [f"model.preset={json.dumps(preset)}"])
     model = load_dataclass(ModelSection, _table(given, "model"), "model")
     shipped = Path(__file__).parent / "presets" / f"{model.preset}.toml"
     defaults = read_toml(shipped) if shipped.is_file() else {}
     return load_dataclass(TrainConfig, merge_sections(defaults, given))
+
+
+def read_extended(file: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
+    """The tables of a TOML file over those of the file that its `extends` names, and so on.
+
+    `extends` is a path from the folder of the file that has it. ConfigError for a circle.
+    """
+    file = file.resolve()
+    if file in seen:
+        chain = " -> ".join(str(one) for one in (*seen[seen.index(file) :], file))
+        raise ConfigError("extends", f"the files extend each other: {chain}", "Break the circle.")
+    own = read_toml(file)
+    base = own.pop("extends", None)
+    if base is None:
+        return own
+    if not isinstance(base, str):
+        raise ConfigError("extends", f"{base!r} in {file} is not a path", "Name one TOML file.")
+    return merge_sections(read_extended(file.parent / base, (*seen, file)), own)
 
 
 def merge_sections(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
