@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from k3_core.checkpoint.source import resolve_source
 from k3_core.config import ConfigError, K3Config
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
@@ -32,7 +33,7 @@ def choose_device(name: str) -> torch.device:
 def model_config(section: ModelSection) -> K3Config:
     """The configuration of the model to train."""
     if section.init_from:
-        return K3Config.from_file(Path(section.init_from) / "config.json")
+        return K3Config.from_file(resolve_source(section.init_from))
     if section.config:
         return K3Config.from_file(Path(section.config))
     return K3Config.preset(section.preset)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from k3_core.config import ConfigError, K3Config
+from k3_core.model import K3ForConditionalGeneration
+from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
@@ -69,10 +71,7 @@ class Session:
         Experts are packed in place when the configuration says that they are quantised, so this
         ends the session; the checkpoints keep their float32 weights.
         """
-        model = self.trainer.state.model.eval()
-        if model.config.text.quantization_config:
-            model.pack_experts()
-        model.save_pretrained(self.folder / "model", tokenizer=self.tokenizer)
+        save_model(self.trainer.state.model.eval(), self.folder / "model", self.tokenizer)
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +103,13 @@ class Session:
                 "Give more minutes, or --steps.",
             )
         return int(left / pace)
+
+
+def save_model(model: K3ForConditionalGeneration, out: Path, tokenizer: K3Tokenizer) -> None:
+    """Write a trained model in the released layout; its experts are packed in place if need be."""
+    if model.config.text.quantization_config:
+        model.pack_experts()
+    model.save_pretrained(out, tokenizer=tokenizer)
 
 
 def start(config: TrainConfig, folder: Path, *, started: float) -> Session:
