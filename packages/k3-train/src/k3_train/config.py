@@ -151,6 +151,17 @@ class GuardSection:
     max_skips: int = 10
 
 
+@dataclass(frozen=True)
+class LogSection:
+    """What loggers that keep several runs call this one.
+
+    project: what the run belongs to. name: of the run; empty takes that of its folder.
+    """
+
+    project: str = "k3"
+    name: str = ""
+
+
 _BELOW_ONE = 0.999999
 RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
@@ -219,6 +230,7 @@ class TrainConfig:
     balance: BalanceSection = field(default_factory=BalanceSection)
     guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
+    log: LogSection = field(default_factory=LogSection)
     curriculum: tuple[Stage, ...] = ()
     impl: dict[str, str] = field(default_factory=dict)
 

@@ -63,6 +63,16 @@ def k3_register_trainer_event() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_logger() -> Iterable[Impl]:
+    """TensorBoard files, trackio and Weights & Biases; each is imported by a run that uses it."""
+    return [
+        _impl("logger", "tensorboard", "events.tensorboard:TensorBoard", "RUN/tensorboard"),
+        _impl("logger", "trackio", "events.trackers:Trackio", "rows to trackio"),
+        _impl("logger", "wandb", "events.trackers:Wandb", "rows to Weights & Biases"),
+    ]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")

@@ -1,5 +1,6 @@
 """From a configuration to a trainer: model, optimizer, balancer, sampler, by the registry."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from k3_core.checkpoint.source import resolve_source
-from k3_core.config import ConfigError, K3Config
+from k3_core.config import ConfigError, K3Config, count_parameters
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
 from k3_train.balance.base import Balancer
@@ -19,6 +20,8 @@ from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
 
+_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+
 
 def choose_device(name: str) -> torch.device:
     """cpu, cuda, cuda:N, or auto: cuda when there is one."""
@@ -28,6 +31,12 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device", f"{name!r}, but no GPU is usable", "Use cpu or auto.")
     return device
+
+
+def peak_flops(device: torch.device) -> float:
+    """Dense bf16 FLOP/s of a GPU by its data sheet; infinite where it is not known here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in _PEAKS.items() if part in name), math.inf)
 
 
 def model_config(section: ModelSection) -> K3Config:
@@ -71,6 +80,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         peak_lr=config.optim.muon_lr,
         folder=folder,
         num_micro=Curriculum(config).num_micro,
+        mfu_per_token=6 * count_parameters(model.config).active / peak_flops(device),
     )
 
 
