@@ -1,4 +1,4 @@
-"""`k3 train`: fit, resume, and the data commands (training 7)."""
+"""`k3 train`: fit, resume, report, and the data commands (training 7)."""
 
 import time
 from pathlib import Path
@@ -69,6 +69,14 @@ def resume(
     _check_length(steps, minutes)
     session = reopen(run, overrides=_overrides(sets, data, device), started=started)
     _report(session.train(steps=steps, minutes=minutes), run)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Write RUN/report.html, one page without scripts that needs no network."""
+    from k3_train.report.run_page import write_report
+
+    print(f"report: {write_report(run)}")
 
 
 def _overrides(sets: list[str] | None, data: Path | None, device: str | None) -> list[str]:

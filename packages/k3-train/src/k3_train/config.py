@@ -92,6 +92,17 @@ class BalanceSection:
 
 
 @dataclass(frozen=True)
+class DiagnosticsSection:
+    """Snapshots of the event "diagnostics".
+
+    every: rows from one to the next. tokens: of the probe, a fixed batch that is looked into.
+    """
+
+    every: int = 5
+    tokens: int = 256
+
+
+@dataclass(frozen=True)
 class RunSection:
     """How the run goes.
 
@@ -110,7 +121,7 @@ class RunSection:
     log_every: int = 10
     checkpoint_every: int = 1000
     keep_checkpoints: int = 2
-    events: tuple[str, ...] = ()
+    events: tuple[str, ...] = ("diagnostics",)
     loggers: tuple[str, ...] = ()
 
 
@@ -133,6 +144,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
+    "diagnostics.every": (1, math.inf),
+    "diagnostics.tokens": (1, math.inf),
     "run.steps": (0, math.inf),
     "run.threads": (0, math.inf),
     "run.accumulation": (1, math.inf),
@@ -152,6 +165,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
+    diagnostics: DiagnosticsSection = field(default_factory=DiagnosticsSection)
     run: RunSection = field(default_factory=RunSection)
     impl: dict[str, str] = field(default_factory=dict)
 

@@ -54,6 +54,19 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_trainer_event() -> Iterable[Impl]:
+    """Diagnostics for the report of a run."""
+    return [
+        _impl(
+            "trainer_event",
+            "diagnostics",
+            "report.diagnostics:Diagnostics",
+            "loads, biases, depth weights, decays, update norms by head",
+        ),
+    ]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")
