@@ -1,4 +1,4 @@
-"""`k3 train`: fit, resume, report, and the data commands (training 7)."""
+"""`k3 train`: fit, resume, report, study, scaling, and the data commands (training 7)."""
 
 import time
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from k3_core.errors import K3Error
 from k3_train.data.cli import data_app, tokenizer
+from k3_train.study.cli import scaling, study
 
 app = typer.Typer(
     add_completion=False,
@@ -17,6 +18,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", help="Build token files, count them.")
 app.command()(tokenizer)
+app.command()(study)
+app.command()(scaling)
 
 Minutes = Annotated[
     float | None,

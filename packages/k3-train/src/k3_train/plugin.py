@@ -55,13 +55,19 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """Diagnostics for the report of a run."""
+    """Diagnostics for the report of a run, and an activation to compare with."""
     return [
         _impl(
             "trainer_event",
             "diagnostics",
             "report.diagnostics:Diagnostics",
             "loads, biases, depth weights, decays, update norms by head",
+        ),
+        _impl(
+            "trainer_event",
+            "clamped_glu",
+            "study.clamped_glu:ClampedGLU",
+            "clamped SwiGLU in the place of SiTU-GLU",
         ),
     ]
 

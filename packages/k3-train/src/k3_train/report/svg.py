@@ -127,7 +127,7 @@ def range_chart(rows: Sequence[Range], title: str, *, x: str, is_log: bool = Fal
     values = [v for r in rows for v in (r.middle, *(r.inner or ()), *(r.outer or ()), *r.values)]
     left = max(LEFT, 7 + 6.2 * max(len(row.label) for row in rows))
     height = TOP + 17 * len(rows) + BOTTOM
-    axis = Axis(values, left, WIDTH - RIGHT, is_log)
+    axis = Axis(values, left + 8, WIDTH - RIGHT - 8, is_log)
     body = [_vertical_grid(axis, height, x)]
     for index, row in enumerate(rows):
         y = TOP + 17 * index + 9
