@@ -54,6 +54,8 @@ class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
     clip_norm: global gradient norm; 0 turns clipping off.
+    qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
+    is not disclosed); 0 turns QK-Clip off.
     """
 
     name: str = "per_head_muon"
@@ -67,6 +69,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+    qk_clip_tau: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "optim.beta2": (0, _BELOW_ONE),
     "optim.eps": (0, math.inf),
     "optim.clip_norm": (0, math.inf),
+    "optim.qk_clip_tau": (0, math.inf),
     "schedule.total_steps": (0, math.inf),
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),

@@ -54,6 +54,12 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_trainer_event() -> Iterable[Impl]:
+    """QK-Clip, which `optim.qk_clip_tau` turns on."""
+    return [_impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau")]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")

@@ -25,6 +25,8 @@ KEYS = [
     "max_over_mean_load",
     "dead_experts",
     "mtp_loss",
+    "max_logit",
+    "clipped_heads",
 ]
 
 

@@ -128,7 +128,8 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 
 
 def _events(config: TrainConfig) -> Events:
-    chosen = {"trainer_event": config.run.events, "logger": config.run.loggers}
+    built_in = ("qk_clip",) if config.optim.qk_clip_tau else ()
+    chosen = {"trainer_event": (*built_in, *config.run.events), "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:
