@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from k3_core.config import ConfigError, apply_overrides, load_dataclass, read_toml
 
@@ -117,6 +118,28 @@ class RunSection:
     loggers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GuardSection:
+    """What happens at a bad step, before its update is made.
+
+    nonfinite: at a loss or gradient norm that is NaN or infinite: stop, skip (the step, not the
+    run), or off, which leaves it to the next row to stop.
+    spike: at a loss or gradient norm of more than `spike_factor` times its moving mean: off, note,
+    skip or stop.
+    spike_factor: how many times the moving mean is a spike.
+    ema: how much of the moving means stays from one step to the next.
+    warmup_steps: steps before anything counts as a spike.
+    max_skips: a run stops when more steps than this are skipped in a row.
+    """
+
+    nonfinite: Literal["stop", "skip", "off"] = "stop"
+    spike: Literal["off", "note", "skip", "stop"] = "note"
+    spike_factor: float = 10.0
+    ema: float = 0.98
+    warmup_steps: int = 50
+    max_skips: int = 10
+
+
 _BELOW_ONE = 0.999999
 _RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
@@ -137,6 +160,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
+    "guard.spike_factor": (1, math.inf),
+    "guard.ema": (0, _BELOW_ONE),
+    "guard.warmup_steps": (0, math.inf),
+    "guard.max_skips": (0, math.inf),
     "run.steps": (0, math.inf),
     "run.threads": (0, math.inf),
     "run.accumulation": (1, math.inf),
@@ -156,6 +183,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
+    guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
     impl: dict[str, str] = field(default_factory=dict)
 

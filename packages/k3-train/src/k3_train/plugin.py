@@ -55,8 +55,11 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """QK-Clip, which `optim.qk_clip_tau` turns on."""
-    return [_impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau")]
+    """The guard, and QK-Clip, which `optim.qk_clip_tau` turns on."""
+    return [
+        _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
+        _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
+    ]
 
 
 @hookimpl

@@ -31,6 +31,9 @@ class Balancer(Protocol):
     def update(self) -> None:
         """Derive the biases that the next step uses, and forget what was observed."""
 
+    def forget(self) -> None:
+        """Forget what was observed since the last update; the biases stay."""
+
     def state_tensors(self) -> dict[str, Tensor]:
         """What was observed since the last update, for a checkpoint between micro-batches."""
 

@@ -19,6 +19,9 @@ class NoBalancer:
     def update(self) -> None:
         """Leave the biases alone."""
 
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Nothing is remembered."""
         return {}

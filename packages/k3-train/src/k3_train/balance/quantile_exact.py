@@ -39,6 +39,11 @@ class ExactQuantileBalancer:
                 bias_E.copy_(quantile_E - quantile_E.mean())
             parts.clear()
 
+    def forget(self) -> None:
+        """Drop what was kept."""
+        for parts in self._required:
+            parts.clear()
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The required biases seen so far, per router."""
         return {

@@ -57,6 +57,11 @@ class HistogramQuantileBalancer:
             bias_E.copy_(torch.where(num_routes > 0, moved_E, bias_E))
             counts_EB.zero_()
 
+    def forget(self) -> None:
+        """Drop the counts."""
+        for counts_EB in self.histograms:
+            counts_EB.zero_()
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The counts and the numbers of tokens seen so far."""
         counts_LEB = self.counts_LEB

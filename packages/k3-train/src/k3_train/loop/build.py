@@ -62,7 +62,13 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
     )
     return Trainer(
-        stepper, sampler, loads, run=config.run, peak_lr=config.optim.muon_lr, folder=folder
+        stepper,
+        sampler,
+        loads,
+        run=config.run,
+        peak_lr=config.optim.muon_lr,
+        folder=folder,
+        num_micro=lambda step: config.run.accumulation,
     )
 
 
@@ -128,8 +134,11 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 
 
 def _events(config: TrainConfig) -> Events:
-    built_in = ("qk_clip",) if config.optim.qk_clip_tau else ()
-    chosen = {"trainer_event": (*built_in, *config.run.events), "logger": config.run.loggers}
+    is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
+    # The guard comes first: what it skips, the others do not take for a step.
+    guard = ("guard",) if is_guarded and "guard" not in config.run.events else ()
+    clip = ("qk_clip",) if config.optim.qk_clip_tau else ()
+    chosen = {"trainer_event": guard + clip + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:

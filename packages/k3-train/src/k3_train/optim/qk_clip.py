@@ -32,6 +32,8 @@ class QKClip(TrainerEvent):
         super().__init__(config)
         self.tau = config.optim.qk_clip_tau
         self.layers: list[Any] = []
+        self._step_LH: list[Tensor] = []
+        self._resumed: Mapping[str, Tensor] = {}
 
     def started(self, trainer: Trainer) -> None:
         """Observe the layers of the model from now on."""
@@ -40,14 +42,23 @@ class QKClip(TrainerEvent):
         device = trainer.stepper.device
         self._step_LH = [_lowest(layer.num_heads, device) for layer in self.layers]
         self._row_LH = [largest_H.clone() for largest_H in self._step_LH]
+        for name, own_H in self.state_tensors().items():
+            if name in self._resumed:
+                own_H.copy_(self._resumed[name])
+        self._resumed = {}
         for layer, largest_H in zip(self.layers, self._step_LH, strict=True):
             layer.observer = _Maximum(largest_H)
 
     def stepped(self, trainer: Trainer, metrics: Mapping[str, Tensor]) -> None:
-        """Clip, and forget the step; no value is read back from the device."""
+        """Clip; no value is read back from the device."""
         for layer, step_H, row_H in zip(self.layers, self._step_LH, self._row_LH, strict=True):
             layer.scale_scores(clip_factors(step_H, self.tau))
             torch.fmax(row_H, step_H, out=row_H)
+        self.skipped(trainer)
+
+    def skipped(self, trainer: Trainer) -> None:
+        """Forget the step."""
+        for step_H in self._step_LH:
             step_H.fill_(-math.inf)
 
     def row_values(self, trainer: Trainer) -> Mapping[str, float]:
@@ -63,6 +74,14 @@ class QKClip(TrainerEvent):
         for row_H in self._row_LH:
             row_H.fill_(-math.inf)
         return {"max_logit": largest, "clipped_heads": clipped}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The largest scores of the step so far, for a checkpoint between micro-batches."""
+        return {f"largest.{index}": step_H for index, step_H in enumerate(self._step_LH)}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what `state_tensors` gave until the layers are known."""
+        self._resumed = dict(tensors)
 
 
 def clip_factors(largest_H: Tensor, tau: float) -> Tensor:
