@@ -97,6 +97,30 @@ def test_training_with_clipping_resumes_bitwise(tmp_path, make_trainer):
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
+def test_the_scores_of_a_step_under_way_are_part_of_the_state(tmp_path, make_trainer):
+    settings = (*FIXED, "run.accumulation=2", "optim.qk_clip_tau=1e-6")
+    stopped, resumed = (make_trainer(tmp_path / name, *settings) for name in ("first", "second"))
+    stopped.events.started(stopped)
+    batches = [stopped.sampler.batch(0, micro) for micro in range(2)]
+    stopped.stepper.accumulate(batches, until=1)
+    resumed.state.restore(*stopped.state.snapshot())
+    resumed.events.started(resumed)
+    left, right = stopped.state.tensors(), resumed.state.tensors()
+    assert (left["events.qk_clip.largest.0"] > 0).all()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def test_a_skipped_step_clips_nothing(tmp_path, make_trainer):
+    trainer = make_trainer(tmp_path, *FIXED, "optim.qk_clip_tau=1e-6")
+    before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
+    trainer.events.by_name["guard"].accepts = lambda trainer, metrics: False
+    trainer.run(1, SCHEDULE, make_reporter(1, io.StringIO()))
+    assert trainer.state.step == 1
+    named = trainer.state.model.named_parameters()
+    assert [name for name, p in named if not torch.equal(p, before[name])] == []
+    assert (trainer.state.tensors()["events.qk_clip.largest.0"] == -torch.inf).all()
+
+
 def test_factors_are_tau_over_the_score_and_one_where_it_is_not_finite():
     largest_H = torch.tensor([50.0, 100.0, 400.0, float("inf"), float("nan"), float("-inf")])
     assert clip_factors(largest_H, 100.0).tolist() == [1, 1, 0.25, 1, 1, 1]

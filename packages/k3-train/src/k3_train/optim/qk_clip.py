@@ -42,10 +42,7 @@ class QKClip(TrainerEvent):
         device = trainer.stepper.device
         self._step_LH = [_lowest(layer.num_heads, device) for layer in self.layers]
         self._row_LH = [largest_H.clone() for largest_H in self._step_LH]
-        for name, own_H in self.state_tensors().items():
-            if name in self._resumed:
-                own_H.copy_(self._resumed[name])
-        self._resumed = {}
+        self.load_state_tensors(self._resumed)
         for layer, largest_H in zip(self.layers, self._step_LH, strict=True):
             layer.observer = _Maximum(largest_H)
 
@@ -80,8 +77,11 @@ class QKClip(TrainerEvent):
         return {f"largest.{index}": step_H for index, step_H in enumerate(self._step_LH)}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep what `state_tensors` gave until the layers are known."""
-        self._resumed = dict(tensors)
+        """Take back what `state_tensors` gave; until `started` knows the layers it is kept."""
+        self._resumed = {} if self.layers else dict(tensors)
+        for name, own_H in self.state_tensors().items():
+            if name in tensors:
+                own_H.copy_(tensors[name])
 
 
 def clip_factors(largest_H: Tensor, tau: float) -> Tensor:
