@@ -89,10 +89,19 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class BalanceSection:
-    """Balancer by registry name. num_bins: of the histogram (1000 is the report's)."""
+    """Balancer by registry name, with the settings that some of them have.
+
+    num_bins: of quantile_histogram (1000 is the report's).
+    ema: share of the old biases that the quantile balancers keep; the report has none.
+    sign_rate: how far `sign` moves a bias in a step (DeepSeek-V3's).
+    auxiliary_weight: of the loss that `auxiliary` adds (Switch Transformer's).
+    """
 
     name: str = "quantile_histogram"
     num_bins: int = 1000
+    ema: float = 0.0
+    sign_rate: float = 1e-3
+    auxiliary_weight: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
+    "balance.ema": (0, _BELOW_ONE),
+    "balance.sign_rate": (0, math.inf),
+    "balance.auxiliary_weight": (0, math.inf),
     "guard.spike_factor": (1, math.inf),
     "guard.ema": (0, _BELOW_ONE),
     "guard.warmup_steps": (0, math.inf),

@@ -29,7 +29,7 @@ def k3_register_optimizer() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_balancer() -> Iterable[Impl]:
-    """Quantile Balancing, exact and by histogram, and none."""
+    """Quantile Balancing, exact and by histogram; the sign rule, the auxiliary loss, and none."""
     return [
         _impl(
             "balancer",
@@ -42,6 +42,13 @@ def k3_register_balancer() -> Iterable[Impl]:
             "quantile_histogram",
             "balance.quantile_histogram:HistogramQuantileBalancer",
             "Quantile Balancing, histogram estimator",
+        ),
+        _impl("balancer", "sign", "balance.sign:SignBalancer", "biases by the sign of the excess load"),
+        _impl(
+            "balancer",
+            "auxiliary",
+            "balance.auxiliary:AuxiliaryBalancer",
+            "a loss on the router's scores",
         ),
         _impl("balancer", "none", "balance.none:NoBalancer", "biases stay as they are"),
     ]

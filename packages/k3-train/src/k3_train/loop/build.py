@@ -110,12 +110,15 @@ def _routers(model: nn.Module) -> list[Any]:
 def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
     target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
     biases = [router.e_score_correction_bias for router in routers]
-    return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
+    return target(biases, top_k=top_k, settings=config.balance)
 
 
 def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
     histograms: Any = getattr(balancer, "histograms", None)
+    auxiliary: Any = getattr(balancer, "auxiliary", None)
     for index, router in enumerate(routers):
+        if auxiliary is not None:
+            router.auxiliary = auxiliary
         is_counted_by_op = histograms is not None and hasattr(router, "histogram_EB")
         if is_counted_by_op:
             router.histogram_EB = histograms[index]
