@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from k3_core.config import ConfigError, apply_overrides, load_dataclass, read_toml
 
@@ -54,6 +55,8 @@ class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
     clip_norm: global gradient norm; 0 turns clipping off.
+    qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
+    is not disclosed); 0 turns QK-Clip off.
     """
 
     name: str = "per_head_muon"
@@ -67,6 +70,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+    qk_clip_tau: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,19 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class BalanceSection:
-    """Balancer by registry name. num_bins: of the histogram (1000 is the report's)."""
+    """Balancer by registry name, with the settings that some of them have.
+
+    num_bins: of quantile_histogram (1000 is the report's).
+    ema: share of the old biases that the quantile balancers keep; the report has none.
+    sign_rate: how far `sign` moves a bias in a step (DeepSeek-V3's).
+    auxiliary_weight: of the loss that `auxiliary` adds (Switch Transformer's).
+    """
 
     name: str = "quantile_histogram"
     num_bins: int = 1000
+    ema: float = 0.0
+    sign_rate: float = 1e-3
+    auxiliary_weight: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,28 @@ class RunSection:
     loggers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GuardSection:
+    """What happens at a bad step, before its update is made.
+
+    nonfinite: at a loss or gradient norm that is NaN or infinite: stop, skip (the step, not the
+    run), or off, which leaves it to the next row to stop.
+    spike: at a loss or gradient norm of more than `spike_factor` times its moving mean: off, note,
+    skip or stop.
+    spike_factor: how many times the moving mean is a spike.
+    ema: how much of the moving means stays from one step to the next.
+    warmup_steps: steps before anything counts as a spike.
+    max_skips: a run stops when more steps than this are skipped in a row.
+    """
+
+    nonfinite: Literal["stop", "skip", "off"] = "stop"
+    spike: Literal["off", "note", "skip", "stop"] = "note"
+    spike_factor: float = 10.0
+    ema: float = 0.98
+    warmup_steps: int = 50
+    max_skips: int = 10
+
+
 _BELOW_ONE = 0.999999
 _RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
@@ -140,12 +175,20 @@ _RANGES: dict[str, tuple[float, float]] = {
     "optim.beta2": (0, _BELOW_ONE),
     "optim.eps": (0, math.inf),
     "optim.clip_norm": (0, math.inf),
+    "optim.qk_clip_tau": (0, math.inf),
     "schedule.total_steps": (0, math.inf),
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
     "diagnostics.every": (1, math.inf),
     "diagnostics.tokens": (1, math.inf),
+    "balance.ema": (0, _BELOW_ONE),
+    "balance.sign_rate": (0, math.inf),
+    "balance.auxiliary_weight": (0, math.inf),
+    "guard.spike_factor": (1, math.inf),
+    "guard.ema": (0, _BELOW_ONE),
+    "guard.warmup_steps": (0, math.inf),
+    "guard.max_skips": (0, math.inf),
     "run.steps": (0, math.inf),
     "run.threads": (0, math.inf),
     "run.accumulation": (1, math.inf),
@@ -166,6 +209,7 @@ class TrainConfig:
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
     diagnostics: DiagnosticsSection = field(default_factory=DiagnosticsSection)
+    guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
     impl: dict[str, str] = field(default_factory=dict)
 

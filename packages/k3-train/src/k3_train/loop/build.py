@@ -62,7 +62,13 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
     )
     return Trainer(
-        stepper, sampler, loads, run=config.run, peak_lr=config.optim.muon_lr, folder=folder
+        stepper,
+        sampler,
+        loads,
+        run=config.run,
+        peak_lr=config.optim.muon_lr,
+        folder=folder,
+        num_micro=lambda step: config.run.accumulation,
     )
 
 
@@ -104,12 +110,15 @@ def _routers(model: nn.Module) -> list[Any]:
 def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
     target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
     biases = [router.e_score_correction_bias for router in routers]
-    return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
+    return target(biases, top_k=top_k, settings=config.balance)
 
 
 def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
     histograms: Any = getattr(balancer, "histograms", None)
+    auxiliary: Any = getattr(balancer, "auxiliary", None)
     for index, router in enumerate(routers):
+        if auxiliary is not None:
+            router.auxiliary = auxiliary
         is_counted_by_op = histograms is not None and hasattr(router, "histogram_EB")
         if is_counted_by_op:
             router.histogram_EB = histograms[index]
@@ -128,7 +137,11 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 
 
 def _events(config: TrainConfig) -> Events:
-    chosen = {"trainer_event": config.run.events, "logger": config.run.loggers}
+    is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
+    # The guard comes first: what it skips, the others do not take for a step.
+    guard = ("guard",) if is_guarded and "guard" not in config.run.events else ()
+    clip = ("qk_clip",) if config.optim.qk_clip_tau else ()
+    chosen = {"trainer_event": guard + clip + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:

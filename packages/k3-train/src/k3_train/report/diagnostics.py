@@ -73,6 +73,10 @@ class Diagnostics(TrainerEvent):
         }
         self._before = {}
 
+    def skipped(self, trainer: Trainer) -> None:
+        """Forget what a step that is not made would have changed."""
+        self._before = {}
+
     def row(self, trainer: Trainer, row: LogRow) -> None:
         """Write the snapshot of a step that is due."""
         if self._of_step:
