@@ -31,19 +31,24 @@ CURVES = ("loss", "max_over_mean_load", "dead_experts")
 def run_job(study: str, arm: Arm, scale: Scale, job: Job, work: Path) -> dict:
     """Train and measure one run below `work`; the row has plain JSON values.
 
-    A run that stops by itself (a loss that is not finite) is a result, with what it said.
+    A run that stops by itself (a loss that is not finite) is a result, with what it said; one that
+    a signal ends is none (K3Error).
     """
     folder = work / "runs" / f"{arm.name.replace('/', '-')}-{job.phase}-{job.rate:g}-{job.seed}"
     shutil.rmtree(folder, ignore_errors=True)
     config = train_config(arm, scale, job, work / "data" / TRAIN, folder)
     started, busy = time.perf_counter(), time.process_time()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     row: dict[str, Any] = {"study": study, "scale": scale.name, **asdict(job), "status": "finished"}
     with (folder / "log.txt").open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        session = start(config, folder, started=started)
+        session, signal = start(config, folder, started=started), ""
         try:
-            session.train(steps=None, minutes=None)
+            signal = session.train(steps=None, minutes=None)
         except K3Error as error:
             row |= {"status": "stopped", "reason": str(error)}
+    if signal:
+        raise K3Error(f"a run of arm {arm.name} was ended by {signal}; it does not count")
     rows, snapshots = read_lines(folder / ROWS), read_lines(folder / SNAPSHOTS)
     if rows:
         row |= from_rows(rows, load_floor(session, rows))

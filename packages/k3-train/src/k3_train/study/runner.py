@@ -126,7 +126,7 @@ class Runner:
         for job in running.values():
             say(f"{job.arm}  {job.phase}  seed {job.seed}  given up: the budget is spent")
         for process in multiprocessing.active_children():
-            process.terminate()
+            process.kill()  # they would take SIGTERM as a wish to stop after the step
         pool.shutdown(wait=False, cancel_futures=True)
 
     def _num_done(self) -> int:
