@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,12 +19,13 @@ SECONDS = {"search": 0.0, "full": 0.0}
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """A runner of two arms whose runs do nothing but last; `ran` lists what they were."""
-    ran, seconds = [], dict(SECONDS)
+    """A maker of runners whose runs do nothing but say how long they took, and wait for `go`."""
+    ran, seconds, go = [], dict(SECONDS), threading.Event()
+    go.set()
 
     def fake(study, arm, scale, job, work):
         ran.append((job.arm, job.phase, job.rate))
-        time.sleep(seconds[job.phase])
+        assert go.wait(timeout=60)
         return {
             "study": study, "scale": scale.name, **dataclasses.asdict(job), "status": "finished",
             "loss": 2.0 + job.seed, "seconds": seconds[job.phase], "device": "none",
@@ -37,7 +39,7 @@ def make(tmp_path, monkeypatch):
         arms = STUDY.chosen(names)
         return Runner(STUDY, "tiny", arms, out=tmp_path / "depth_mixing", work=tmp_path / "w")
 
-    build.ran, build.seconds, build.out = ran, seconds, tmp_path / "depth_mixing"
+    build.ran, build.seconds, build.go, build.out = ran, seconds, go, tmp_path / "depth_mixing"
     return build
 
 
@@ -45,9 +47,14 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def sit(runner, budget=60.0, workers=1):
+def sit(runner, budget=600.0, workers=1, say=lambda text: None):
     said = []
-    return runner.run(deadline=time.monotonic() + budget, workers=workers, say=said.append), said
+
+    def hear(text):
+        said.append(text)
+        say(text)
+
+    return runner.run(deadline=time.monotonic() + budget, workers=workers, say=hear), said
 
 
 def test_a_study_goes_on_over_sittings(make):
@@ -62,17 +69,18 @@ def test_a_study_goes_on_over_sittings(make):
 
 
 def test_no_run_begins_that_would_end_after_the_budget(make):
-    make.seconds["search"] = 0.3
-    outcome, _ = sit(make("residual"), budget=0.8)
-    # Two short runs are done after 0.6 s; a full run would take three times as long as one.
+    make.seconds["search"] = 100.0
+    outcome, _ = sit(make("residual"), budget=200.0)
+    # A full run has three times the tokens of a short one.
     assert [run[1] for run in make.ran] == ["search", "search"]
     assert not outcome.is_done
-    assert sit(make("residual"), budget=0.5)[0].num_added == 0
+    assert sit(make("residual"), budget=200.0)[0].num_added == 0
+    assert sit(make("residual"), budget=600.0)[0].is_done
 
 
 def test_what_runs_at_the_deadline_is_given_up_and_not_kept(make):
-    make.seconds["search"] = 0.6
-    outcome, said = sit(make("residual"), budget=0.2)
+    make.go.clear()
+    outcome, said = sit(make("residual"), budget=1.0, say=lambda text: make.go.set())
     assert (outcome.num_added, outcome.is_done) == (0, False)
     assert said == ["residual  search  seed 0  given up: the budget is spent"]
     assert not (make.out / "results.jsonl").exists()
