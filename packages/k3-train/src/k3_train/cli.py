@@ -1,4 +1,4 @@
-"""`k3 train`: fit, resume, and what is beside them (training 7)."""
+"""`k3 train`: fit, resume, report, study, and what is beside them (training 7)."""
 
 import json
 import time
@@ -10,6 +10,7 @@ import typer
 
 from k3_core.errors import K3Error
 from k3_train.data.cli import data_app, tokenizer
+from k3_train.study.cli import scaling, study
 from k3_train.tools.cli import doctor, export, inspect
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", help="Build token files, count them.")
 app.command()(tokenizer)
-for command in (export, inspect, doctor):
+for command in (export, inspect, doctor, study, scaling):
     app.command()(command)
 
 Minutes = Annotated[
@@ -90,6 +91,14 @@ def schema() -> None:
     from k3_train.schema import config_schema
 
     print(json.dumps(config_schema(), indent=1))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Write RUN/report.html, one page without scripts that needs no network."""
+    from k3_train.report.run_page import write_report
+
+    print(f"report: {write_report(run)}")
 
 
 def _overrides(sets: list[str] | None, data: Path | None, device: str | None) -> list[str]:

@@ -62,6 +62,8 @@ class OptimConfig:
     momentum: Muon's. newton_schulz_steps: iterations of an orthogonalisation.
     beta1, beta2: AdamW's moving means. eps: AdamW's.
     clip_norm: global gradient norm; 0 turns clipping off.
+    qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
+    is not disclosed); 0 turns QK-Clip off.
     """
 
     name: str = "per_head_muon"
@@ -75,6 +77,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+    qk_clip_tau: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,31 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class BalanceSection:
-    """Balancer by registry name.
+    """Balancer by registry name, with the settings that some of them have.
 
-    name: quantile_histogram, quantile_exact, none, or a plugin's.
-    num_bins: of the histogram (1000 is the report's).
+    name: quantile_histogram, quantile_exact, sign, auxiliary, none, or a plugin's.
+    num_bins: of quantile_histogram (1000 is the report's).
+    ema: share of the old biases that the quantile balancers keep; the report has none.
+    sign_rate: how far `sign` moves a bias in a step (DeepSeek-V3's).
+    auxiliary_weight: of the loss that `auxiliary` adds (Switch Transformer's).
     """
 
     name: str = "quantile_histogram"
     num_bins: int = 1000
+    ema: float = 0.0
+    sign_rate: float = 1e-3
+    auxiliary_weight: float = 0.01
+
+
+@dataclass(frozen=True)
+class DiagnosticsSection:
+    """Snapshots of the event "diagnostics".
+
+    every: rows from one to the next. tokens: of the probe, a fixed batch that is looked into.
+    """
+
+    every: int = 5
+    tokens: int = 256
 
 
 @dataclass(frozen=True)
@@ -125,7 +145,7 @@ class RunSection:
     log_every: int = 10
     checkpoint_every: int = 1000
     keep_checkpoints: int = 2
-    events: tuple[str, ...] = ()
+    events: tuple[str, ...] = ("diagnostics",)
     loggers: tuple[str, ...] = ()
 
 
@@ -177,10 +197,16 @@ RANGES: dict[str, tuple[float, float]] = {
     "optim.beta2": (0, _BELOW_ONE),
     "optim.eps": (0, math.inf),
     "optim.clip_norm": (0, math.inf),
+    "optim.qk_clip_tau": (0, math.inf),
     "schedule.total_steps": (0, math.inf),
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
+    "diagnostics.every": (1, math.inf),
+    "diagnostics.tokens": (1, math.inf),
+    "balance.ema": (0, _BELOW_ONE),
+    "balance.sign_rate": (0, math.inf),
+    "balance.auxiliary_weight": (0, math.inf),
     "guard.spike_factor": (1, math.inf),
     "guard.ema": (0, _BELOW_ONE),
     "guard.warmup_steps": (0, math.inf),
@@ -228,6 +254,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
+    diagnostics: DiagnosticsSection = field(default_factory=DiagnosticsSection)
     guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
     log: LogSection = field(default_factory=LogSection)

@@ -29,7 +29,7 @@ def k3_register_optimizer() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_balancer() -> Iterable[Impl]:
-    """Quantile Balancing, exact and by histogram, and none."""
+    """Quantile Balancing, exact and by histogram; the sign rule, the auxiliary loss, and none."""
     return [
         _impl(
             "balancer",
@@ -43,6 +43,15 @@ def k3_register_balancer() -> Iterable[Impl]:
             "balance.quantile_histogram:HistogramQuantileBalancer",
             "Quantile Balancing, histogram estimator",
         ),
+        _impl(
+            "balancer", "sign", "balance.sign:SignBalancer", "biases by the sign of the excess load"
+        ),
+        _impl(
+            "balancer",
+            "auxiliary",
+            "balance.auxiliary:AuxiliaryBalancer",
+            "a loss on the router's scores",
+        ),
         _impl("balancer", "none", "balance.none:NoBalancer", "biases stay as they are"),
     ]
 
@@ -55,10 +64,23 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """The guard, and what tells of the stages of a curriculum."""
+    """Guard, QK-Clip (`optim.qk_clip_tau`), stages, diagnostics for the report, clamped SwiGLU."""
     return [
         _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
+        _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
         _impl("trainer_event", "stages", "events.stages:Stages", "which stage the run is in"),
+        _impl(
+            "trainer_event",
+            "diagnostics",
+            "report.diagnostics:Diagnostics",
+            "loads, biases, depth weights, decays, update norms by head",
+        ),
+        _impl(
+            "trainer_event",
+            "clamped_glu",
+            "study.clamped_glu:ClampedGLU",
+            "clamped SwiGLU in the place of SiTU-GLU",
+        ),
     ]
 
 

@@ -123,12 +123,15 @@ def _routers(model: nn.Module) -> list[Any]:
 def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
     target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
     biases = [router.e_score_correction_bias for router in routers]
-    return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
+    return target(biases, top_k=top_k, settings=config.balance)
 
 
 def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
     histograms: Any = getattr(balancer, "histograms", None)
+    auxiliary: Any = getattr(balancer, "auxiliary", None)
     for index, router in enumerate(routers):
+        if auxiliary is not None:
+            router.auxiliary = auxiliary
         is_counted_by_op = histograms is not None and hasattr(router, "histogram_EB")
         if is_counted_by_op:
             router.histogram_EB = histograms[index]
@@ -149,7 +152,11 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 def _events(config: TrainConfig) -> Events:
     is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
     # The guard comes first: what it skips, the others do not take for a step.
-    own = {"guard": is_guarded, "stages": bool(config.curriculum)}
+    own = {
+        "guard": is_guarded,
+        "qk_clip": bool(config.optim.qk_clip_tau),
+        "stages": bool(config.curriculum),
+    }
     wanted = tuple(name for name in own if own[name] and name not in config.run.events)
     chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}

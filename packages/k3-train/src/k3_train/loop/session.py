@@ -1,7 +1,7 @@
 """One call of `k3 train fit` or `resume`: plan the steps, train, export (training 7).
 
-A run folder holds config.resolved.toml, environment.json, run.jsonl, checkpoints/, model/ and,
-when no data was given, data/.
+A run folder holds config.resolved.toml, environment.json, run.jsonl, diagnostics.jsonl,
+report.html, checkpoints/, model/ and, when no data was given, data/.
 """
 
 import time
@@ -18,6 +18,7 @@ from k3_train.loop.curriculum import Curriculum
 from k3_train.loop.environment import write_environment
 from k3_train.loop.progress import make_reporter
 from k3_train.loop.trainer import Trainer
+from k3_train.report.run_page import write_report
 
 CONFIG_FILE = "config.resolved.toml"
 RESERVED_SHARE = 0.1
@@ -61,6 +62,7 @@ class Session:
         self._write_description()
         reporter = make_reporter(target)
         stopped = self.trainer.run(target, build_schedule(self.config), reporter)
+        write_report(self.folder)
         if not stopped:
             self.export()
         return stopped

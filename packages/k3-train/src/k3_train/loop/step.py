@@ -82,6 +82,9 @@ class Stepper:
         ids_T = self._to_device(batch.input_ids)
         labels_T = self._to_device(batch.labels)
         packed = SequenceBatch.from_lengths(batch.seqlens, device=self.device)
+        share = getattr(self.state.balancer, "share", None)
+        if share is not None:
+            share.fill_(weight)
         with self._precision():
             loss, metrics = self.state.model.training_loss(
                 ids_T, labels_T, packed, mtp_weight=self.mtp_weight
