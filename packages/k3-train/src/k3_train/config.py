@@ -145,7 +145,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All sections of a run."""
+    """All sections of a run.
+
+    memory: policies by patterns of modules and ops (`k3_train.memory.patterns`).
+    impl: implementations by name.
+    """
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -153,6 +157,7 @@ class TrainConfig:
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
     run: RunSection = field(default_factory=RunSection)
+    memory: dict[str, object] = field(default_factory=dict)
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

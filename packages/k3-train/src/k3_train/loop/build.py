@@ -16,6 +16,7 @@ from k3_train.events.base import Events, TrainerEvent
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
+from k3_train.memory.apply import apply_memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -93,6 +94,7 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
     if device.type == "cuda":
         # Parameters are float32, but under autocast the ops see bfloat16.
         model.bind_ops("cuda", "bfloat16")
+    apply_memory(model, config.memory, config.impl)
     return model
 
 
