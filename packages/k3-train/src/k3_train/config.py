@@ -247,7 +247,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All sections of a run."""
+    """All sections of a run.
+
+    memory: policies by patterns of modules and ops (`k3_train.memory.patterns`).
+    impl: implementations by name.
+    """
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -259,6 +263,7 @@ class TrainConfig:
     run: RunSection = field(default_factory=RunSection)
     log: LogSection = field(default_factory=LogSection)
     curriculum: tuple[Stage, ...] = ()
+    memory: dict[str, object] = field(default_factory=dict)
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -95,6 +95,17 @@ def k3_register_logger() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_memory_policy() -> Iterable[Impl]:
+    """What becomes of saved activations: kept, made again, rounded, moved to the host."""
+    return [
+        _impl("memory_policy", "keep", "memory.base:Keep", "saved as they are"),
+        _impl("memory_policy", "recompute", "memory.recompute:Recompute", "run again in backward"),
+        _impl("memory_policy", "fp8", "memory.fp8:FP8", "E4M3 in blocks of 128 values"),
+        _impl("memory_policy", "offload", "memory.offload:Offload", "host memory, with prefetch"),
+    ]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")

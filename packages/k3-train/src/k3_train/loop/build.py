@@ -19,6 +19,7 @@ from k3_train.loop.curriculum import Curriculum, StagedSchedule
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
+from k3_train.memory.apply import apply_memory
 
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
@@ -112,6 +113,7 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
     if device.type == "cuda":
         # Parameters are float32, but under autocast the ops see bfloat16.
         model.bind_ops("cuda", "bfloat16")
+    apply_memory(model, config.memory, config.impl)
     return model
 
 
