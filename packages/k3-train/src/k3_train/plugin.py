@@ -54,6 +54,30 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_dataset() -> Iterable[Impl]:
+    """Sources of documents: what machines have, local files, generated ones."""
+    return [
+        _impl("dataset", name, f"data.sources.{target}", summary)
+        for name, target, summary in (
+            ("stdlib", "python_files:StdlibSource", "the standard library's training files"),
+            ("packages", "python_files:PackagesSource", "Python files of installed distributions"),
+            ("debian", "debian:DebianSource", "texts of installed Debian packages"),
+            ("local", "local:LocalSource", "JSONL, Parquet and text files"),
+            ("chat", "generated:ChatSource", "generated conversations, without end"),
+        )
+    ]
+
+
+@hookimpl
+def k3_register_quality_classifier() -> Iterable[Impl]:
+    """A classifier that is trained here."""
+    target = "data.clean.quality:HashedLinear.load"
+    return [
+        _impl("quality_classifier", "hashed_linear", target, "logistic regression, hashed words")
+    ]
+
+
+@hookimpl
 def k3_add_commands(registry: CommandRegistry) -> None:
     """The command `k3 train`."""
     registry.add("train", target="k3_train.cli:app", help="Train a model, build its data.")
