@@ -115,38 +115,45 @@ def _table_is_cut(text: str) -> bool:
 
 
 SENTENCE = re.compile(r"[.!?][\"')\]”’]*(?:\s|$)|[。！？]")
-FINISHED = re.compile(r"[.!?:;。！？।؟`|}>=*_~-][\"'”’»)\]*_]*$|[\"”»)\]]$")
+FINISHED = re.compile(r"[.!?:;。！？।؟`|}>=*_~-][\"'”’»)\]*_]*$|[\"'”»)\]]$|(?:://|www\.|@)\S+$")
 STANDALONE = re.compile(
-    r"^\s*(?:[-*+•>|#=~—–]|\d+[.)]\s|https?://|[A-Z][\w'’.-]*(?:\s+[A-Z][\w'’.-]*)+$|[^a-z]*$)"
+    r"^\s*(?:[-*+•>|#$=~—–]|\d+[.)]?\s|\d{4}-|©|Copyright|[A-Z][\w'’.-]*(?:\s+[A-Z][\w'’.-]*)+$|[^a-z]*$)"
 )
-"""A heading, a list item, a signature, a link: lines that end without a full stop."""
+"""A heading, a list item, a signature, a copyright: lines that end without a full stop."""
 MIN_SENTENCES = 2
-MIN_FINISHED = 0.6
+MIN_FINISHED = 0.85
+"""Share of the other paragraphs that end with a full stop; below it the text is not such prose."""
+SHORT = 10
+"""Words of a last paragraph under a heading that need no full stop."""
 
 
 def _prose_is_cut(text: str) -> bool:
     """Prose whose paragraphs end with full stops, except for the last one."""
     if len(SENTENCE.findall(text)) < MIN_SENTENCES:
         return False
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+    paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
     if len(paragraphs) == 1:
         paragraphs = _lines_or_one(paragraphs[0])
     *others, last = paragraphs
-    ends = [one for one in others if not STANDALONE.match(one.splitlines()[-1])]
-    finished = sum(map(_is_finished, ends))
-    if ends and finished < MIN_FINISHED * len(ends):
-        return False
     line = last.splitlines()[-1]
-    return not _is_finished(last) and not STANDALONE.match(line)
+    if _is_finished(last) or STANDALONE.match(line) or line.startswith(("  ", "\t")):
+        return False
+    if others and _ends_with_heading(others[-1]) and len(last.split()) <= SHORT:
+        return False
+    ends = [one for one in others if not STANDALONE.match(one.splitlines()[-1])]
+    return sum(map(_is_finished, ends)) >= MIN_FINISHED * len(ends)
 
 
-def _is_finished(paragraph: str) -> bool:
-    return FINISHED.search(paragraph[-20:]) is not None
+def _ends_with_heading(paragraph: str) -> bool:
+    return STANDALONE.match(paragraph.splitlines()[-1]) is not None
 
 
 def _lines_or_one(paragraph: str) -> list[str]:
     """Lines, when most of them end a sentence; hard-wrapped text is one paragraph."""
     lines = paragraph.splitlines()
-    finished = sum(_is_finished(line.rstrip()) for line in lines[:-1])
-    is_by_line = len(lines) > 1 and finished >= MIN_FINISHED * (len(lines) - 1)
+    is_by_line = len(lines) > 1 and sum(map(_is_finished, lines[:-1])) >= len(lines[:-1]) / 2
     return lines if is_by_line else [paragraph]
+
+
+def _is_finished(paragraph: str) -> bool:
+    return FINISHED.search(paragraph.rstrip()[-100:]) is not None

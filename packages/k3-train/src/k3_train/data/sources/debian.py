@@ -122,10 +122,10 @@ ESCAPES = (
     (re.compile(r"\\\((?:aq|cq)"), "'"),
     (re.compile(r"\\\((?:lq|rq)"), '"'),
     (re.compile(r"\\\(em"), "-"),
-    (re.compile(r"\\s[-+]?\d+|\\[&|^/,%:]"), ""),
+    (re.compile(r"\\s[-+]?\d+|\\\*\([LR]q|\\\*[(\[]?\w|\\[&|^/,%:c]"), ""),
     (re.compile(r"\\e"), r"\\"),
 )
-SHOWN = re.compile(r"\.(?:SH|SS|B|I|BR|RB|BI|IR|IP|TP|Nm|Sh|Ss|Nd|Ar|Fl|Dq|Sq) ?(.*)")
+SHOWN = re.compile(r"\.(?:SH|SS|B|I|BR|RB|BI|IR|IP|TP|Nm|Sh|Ss|Nd|Ar|Fl|Dq|Sq|UR|MT)\b ?(.*)")
 
 
 def manual_text(page: str) -> str:
