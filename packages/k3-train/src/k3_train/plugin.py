@@ -64,7 +64,22 @@ def k3_register_dataset() -> Iterable[Impl]:
             ("debian", "debian:DebianSource", "texts of installed Debian packages"),
             ("local", "local:LocalSource", "JSONL, Parquet and text files"),
             ("chat", "generated:ChatSource", "generated conversations, without end"),
+            ("long_context", "long:LongContextSource", "questions over long texts, without end"),
+            (
+                "long_documents",
+                "long:LongDocumentsSource",
+                "documents permuted, joined, asked about",
+            ),
         )
+    ]
+
+
+@hookimpl
+def k3_register_trainer_event() -> Iterable[Impl]:
+    """Accounting of the sources."""
+    target = "events.source_tokens:SourceTokens"
+    return [
+        _impl("trainer_event", "source_tokens", target, "tokens and epochs by source in the rows")
     ]
 
 

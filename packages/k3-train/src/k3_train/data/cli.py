@@ -15,7 +15,7 @@ DEFAULT_SOURCES = ("stdlib", "chat")
 data_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 BaseTokens = Annotated[int, typer.Option(help="Tokens below the 256 special slots.")]
-Seed = Annotated[int, typer.Option(help="Seed of the generated conversations.")]
+Seed = Annotated[int, typer.Option(help="Of what is drawn.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Option of the source: key=value.")]
 Rules = Annotated[list[str] | None, typer.Option("--rule", help="Setting of cleaning: key=value.")]
 
@@ -108,6 +108,20 @@ def sources() -> None:
         print(f"{name}: {resolve('dataset', name).chosen.summary}")
         for option, default in source_options(name).items():
             print(f"  {option} = {default}")
+
+
+@data_app.command()
+def renders(
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    scenes: Annotated[int, typer.Option(help="Pictures.", min=1)] = 1000,
+    side: Annotated[int, typer.Option(help="Width and height in pixels.", min=16)] = 112,
+    seed: Seed = 0,
+) -> None:
+    """Draw pictures with the code that draws them and questions about coordinates."""
+    from k3_train.data.renders import write_pairs
+
+    found = write_pairs(out, scenes, seed, size=(side, side))
+    print(f"{out}: {scenes} pictures, {3 * scenes} questions; left out {found['num_alike']} alike")
 
 
 @data_app.command()

@@ -37,6 +37,8 @@ def open_sampler(config: TrainConfig, folder: Path) -> PackedSampler:
         config.data.max_seq_len,
         config.run.seed,
         num_micro=config.run.accumulation,
+        long_tokens=config.data.long_tokens,
+        long_repeats=config.data.long_repeats,
     )
 
 
