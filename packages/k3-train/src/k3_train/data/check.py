@@ -67,7 +67,7 @@ def read_line(line: bytes, number: int, text_key: str) -> str | Problem:
     if bad is not None:
         return bad
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode().rstrip("\r\n"))
     except json.JSONDecodeError as error:
         expected = f"one JSON object a line with the key {text_key!r}"
         return Problem(number, error.pos + 1, error.msg, expected)

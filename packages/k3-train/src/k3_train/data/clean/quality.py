@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,10 @@ class HashedLinear:
 
     def save(self, path: Path) -> None:
         """Write one safetensors file."""
-        tensors = {"weights": self.weights, "bias": np.array([self.bias], np.float32)}
+        tensors: dict[str, npt.NDArray[Any]] = {
+            "weights": self.weights,
+            "bias": np.array([self.bias]),
+        }
         save_file(tensors, path, metadata={"format": "k3-hashed-linear/1"})
 
     @classmethod

@@ -18,6 +18,7 @@ FOLDERS = (
     "/usr/share/dictd/",
     "/usr/share/games/fortunes/",
 )
+MANUALS = "/share/man/"
 PLAIN = frozenset({"", ".txt", ".md", ".rst", ".html", ".dict", *(f".{n}" for n in range(1, 9))})
 SKIPPED = frozenset({"copyright", "changelog", "changelog.debian"})
 MAX_BYTES = 1 << 26
@@ -79,7 +80,7 @@ def _read(path: Path) -> bytes | None:
         return None
     if ".html" in path.suffixes:
         return html_text(data.decode("utf-8", "replace")).encode()
-    if "/man/" in path.as_posix():
+    if MANUALS in path.as_posix():
         return manual_text(data.decode("utf-8", "replace")).encode()
     return data
 
