@@ -43,12 +43,15 @@ class DataSection:
     path: folder of token files; empty builds the default corpus in the run's folder.
     weights: share of the tokens by name of token file; empty goes by their sizes.
     tokens_per_batch: of one micro-batch. max_seq_len: longest piece of a document, in tokens.
+    long_repeats: how often documents of `long_tokens` tokens or more come an epoch; 0 is no limit.
     """
 
     path: str = ""
     weights: dict[str, float] = field(default_factory=dict)
     tokens_per_batch: int = 2048
     max_seq_len: int = 512
+    long_tokens: int = 0
+    long_repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
     "data.tokens_per_batch": (2, math.inf),
     "data.max_seq_len": (2, math.inf),
+    "data.long_tokens": (0, math.inf),
+    "data.long_repeats": (1, math.inf),
     "optim.muon_lr": (0, math.inf),
     "optim.adamw_lr": (0, math.inf),
     "optim.embedding_lr": (0, math.inf),

@@ -63,6 +63,27 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 
 @hookimpl
+def k3_register_dataset() -> Iterable[Impl]:
+    """Sources of documents: what machines have, local files, generated ones."""
+    return [
+        _impl("dataset", name, f"data.sources.{target}", summary)
+        for name, target, summary in (
+            ("stdlib", "python_files:StdlibSource", "the standard library's training files"),
+            ("packages", "python_files:PackagesSource", "Python files of installed distributions"),
+            ("debian", "debian:DebianSource", "texts of installed Debian packages"),
+            ("local", "local:LocalSource", "JSONL, Parquet and text files"),
+            ("chat", "generated:ChatSource", "generated conversations, without end"),
+            ("long_context", "long:LongContextSource", "questions over long texts, without end"),
+            (
+                "long_documents",
+                "long:LongDocumentsSource",
+                "documents permuted, joined, asked about",
+            ),
+        )
+    ]
+
+
+@hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
     """Guard, QK-Clip (`optim.qk_clip_tau`), stages, diagnostics for the report, clamped SwiGLU."""
     return [
@@ -80,6 +101,12 @@ def k3_register_trainer_event() -> Iterable[Impl]:
             "clamped_glu",
             "study.clamped_glu:ClampedGLU",
             "clamped SwiGLU in the place of SiTU-GLU",
+        ),
+        _impl(
+            "trainer_event",
+            "source_tokens",
+            "events.source_tokens:SourceTokens",
+            "tokens and epochs by source in the rows",
         ),
     ]
 
@@ -102,6 +129,15 @@ def k3_register_memory_policy() -> Iterable[Impl]:
         _impl("memory_policy", "recompute", "memory.recompute:Recompute", "run again in backward"),
         _impl("memory_policy", "fp8", "memory.fp8:FP8", "E4M3 in blocks of 128 values"),
         _impl("memory_policy", "offload", "memory.offload:Offload", "host memory, with prefetch"),
+    ]
+
+
+@hookimpl
+def k3_register_quality_classifier() -> Iterable[Impl]:
+    """A classifier that is trained here."""
+    target = "data.clean.quality:HashedLinear.load"
+    return [
+        _impl("quality_classifier", "hashed_linear", target, "logistic regression, hashed words")
     ]
 
 

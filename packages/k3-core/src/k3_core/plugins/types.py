@@ -26,6 +26,7 @@ KINDS = (
     "balancer",
     "schedule",
     "dataset",
+    "quality_classifier",
     "memory_policy",
     "trainer_event",
     "logger",

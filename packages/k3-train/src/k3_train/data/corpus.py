@@ -1,47 +1,80 @@
-"""Builds the token files of a run without any download (training 4).
+"""Builds token files from sources: clean, encode, write, count (training 4).
 
-`stdlib`: every training file of the interpreter's standard library, `[BOS] text [EOS]`, loss on
-all of it. `chat`: generated conversations in the chat format, loss on the assistant's part only.
+`build_corpus` takes any source. `stdlib`: every training file of the interpreter's standard
+library, `[BOS] text [EOS]`, loss on all of it. `chat`: generated conversations in the chat
+format, loss on the assistant's part only.
 """
 
-import hashlib
-import platform
-import random
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import count
-from multiprocessing import get_context
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, is_dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from k3_core.evaluate import stdlib
+from k3_core.errors import K3Error
 from k3_core.tokenizer import K3Tokenizer
-from k3_core.xtml import render_training
-from k3_train.data.conversations import Conversation, draw_conversation
+from k3_train.data.clean.pipeline import Cleaner
+from k3_train.data.documents import Described, Document, Entry, Generator, Source
+from k3_train.data.encode import EncodedBatch, encode_blocks, encode_entries
+from k3_train.data.sources.generated import ChatSource
+from k3_train.data.sources.python_files import StdlibSource
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 
-CONVERSATIONS_PER_BLOCK = 200
+
+def build_corpus(
+    out: Path,
+    tokenizer: K3Tokenizer,
+    source: Source,
+    *,
+    kind: str,
+    num_tokens: int | None = None,
+    cleaner: Cleaner | None = None,
+    workers: int = 1,
+    shard_tokens: int | None = None,
+    progress: Callable[[int, int], None] = lambda num_tokens, num_documents: None,
+) -> TokenFile:
+    """Write the token file `out` from `source`, whose registry name is `kind`.
+
+    It ends after the batch that reaches `num_tokens`; a source without end needs that. The file
+    depends neither on `workers` nor on the time; the manifest has the source's options and how
+    many documents each rule of the cleaner dropped. `progress` is told tokens and documents.
+    """
+    if isinstance(source, Generator) and not num_tokens:
+        raise K3Error(f"source {kind!r} has no end: say how many tokens to make with --tokens")
+    questions: Counter[str] = Counter()
+    sources = describe(source, kind)
+    batches = _encoded(tokenizer, source, cleaner, workers)
+    first = next(batches, None)
+    if first is None:
+        raise K3Error(f"source {kind!r} gave no document{_dropped(cleaner)}")
+    if first.questions:
+        sources["questions"] = questions
+    if cleaner is not None:
+        sources["cleaning"] = cleaner.report
+    with TokenFileWriter(
+        out,
+        vocab_size=tokenizer.vocab_size,
+        has_mask=first.mask is not None,
+        has_names=bool(first.names),
+        sources=sources,
+        shard_tokens=shard_tokens,
+    ) as writer:
+        for batch in chain([first], batches):
+            writer.add(batch.ids, batch.lengths, batch.mask, batch.names or None)
+            questions.update(batch.questions)
+            progress(writer.num_tokens, writer.num_documents)
+            if num_tokens and writer.num_tokens >= num_tokens:
+                break
+    return TokenFile.open(out)
 
 
 def build_stdlib(
     out: Path, tokenizer: K3Tokenizer, files: Iterable[tuple[str, str]] | None = None
 ) -> TokenFile:
     """Write files (path, text) of the standard library; None takes all of its training files."""
-    hashes: dict[str, str] = {}
-    sources = {"kind": "stdlib", "python": platform.python_version(), "sha256": hashes}
-    with TokenFileWriter(
-        out, vocab_size=tokenizer.vocab_size, has_mask=False, sources=sources
-    ) as writer:
-        for name, text in stdlib.training_files() if files is None else files:
-            ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
-            writer.add(ids, [len(ids)])
-            hashes[name] = hashlib.sha256(text.encode()).hexdigest()
-    return TokenFile.open(out)
+    source = StdlibSource() if files is None else _Given(files)
+    return build_corpus(out, tokenizer, source, kind="stdlib")
 
 
 def build_chat(
@@ -52,92 +85,33 @@ def build_chat(
     Blocks of conversations are drawn from (seed, block number): the file does not depend on
     `workers`.
     """
-    families: Counter[str] = Counter()
-    sources = {"kind": "chat", "seed": seed, "questions": families}
-    with TokenFileWriter(
-        out, vocab_size=tokenizer.vocab_size, has_mask=True, sources=sources
-    ) as writer:
-        for block in _blocks(tokenizer, seed, workers):
-            writer.add(block.ids, block.lengths, block.mask)
-            families.update(block.families)
-            if writer.num_tokens >= num_tokens:
-                break
-    return TokenFile.open(out)
+    source = ChatSource(seed)
+    return build_corpus(out, tokenizer, source, kind="chat", num_tokens=num_tokens, workers=workers)
 
 
-def render(tokenizer: K3Tokenizer, talk: Conversation) -> tuple[list[int], list[int]]:
-    """Ids of a conversation, and 1 for the ids that the assistant has to produce."""
-    ids, mask = render_training(
-        tokenizer,
-        talk.messages,
-        tools=talk.tools,
-        thinking=talk.thinking,
-        thinking_effort=talk.effort,
-    )
-    return list(ids), [int(flag) for flag in mask]
+def describe(source: Source, kind: str) -> dict[str, Any]:
+    """What a manifest says of a source: its registry name, its options, what it adds itself."""
+    options: dict[str, Any] = asdict(source) if is_dataclass(source) else {}
+    added = source.describe() if isinstance(source, Described) else {}
+    return {"kind": kind, **({"options": options} if options else {}), **added}
 
 
-@dataclass
-class _Block:
-    ids: npt.NDArray[np.uint32]
-    mask: npt.NDArray[np.uint8]
-    lengths: list[int]
-    families: Counter[str] = field(default_factory=Counter)
+class _Given:
+    def __init__(self, files: Iterable[tuple[str, str]]) -> None:
+        self._files = files
+
+    def entries(self) -> Iterator[Entry]:
+        return (Document(name, text.encode()) for name, text in self._files)
 
 
-class _CachedTokenizer(K3Tokenizer):
-    """Conversations consist of few different segments: encode each of them once."""
-
-    def __init__(self, ranks: dict[bytes, int], num_base_tokens: int) -> None:
-        super().__init__(ranks, num_base_tokens)
-        self._cached = lru_cache(maxsize=1 << 16)(super().encode)
-
-    def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        return self._cached(text, allow_special)
+def _encoded(
+    tokenizer: K3Tokenizer, source: Source, cleaner: Cleaner | None, workers: int
+) -> Iterator[EncodedBatch]:
+    if isinstance(source, Generator):
+        return encode_blocks(tokenizer, source, workers)
+    entries = source.entries()
+    return encode_entries(tokenizer, cleaner.clean(entries) if cleaner else entries, workers)
 
 
-def _render_block(tokenizer: K3Tokenizer, seed: int, number: int) -> _Block:
-    rng = random.Random(f"{seed}:{number}")
-    ids: list[int] = []
-    mask: list[int] = []
-    block = _Block(np.empty(0, np.uint32), np.empty(0, np.uint8), [])
-    for _ in range(CONVERSATIONS_PER_BLOCK):
-        talk = draw_conversation(rng)
-        some_ids, some_mask = render(tokenizer, talk)
-        ids += some_ids
-        mask += some_mask
-        block.lengths.append(len(some_ids))
-        block.families.update(talk.families)
-    block.ids, block.mask = np.array(ids, np.uint32), np.array(mask, np.uint8)
-    return block
-
-
-def _blocks(tokenizer: K3Tokenizer, seed: int, workers: int) -> Iterator[_Block]:
-    """Blocks 0, 1, 2, ... in order, rendered ahead by `workers` processes."""
-    cached = _CachedTokenizer(tokenizer.ranks, tokenizer.num_base_tokens)
-    if workers <= 1:
-        yield from (_render_block(cached, seed, number) for number in count())
-    # Started afresh rather than forked: the parent may hold threads of the BPE or of torch.
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), _start_worker, (tokenizer.ranks, tokenizer.num_base_tokens)
-    )
-    pending: deque[Future[_Block]] = deque()
-    try:
-        for number in count():
-            pending.append(pool.submit(_work, seed, number))
-            if len(pending) > 3 * workers:
-                yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_worker_tokenizer: K3Tokenizer
-
-
-def _start_worker(ranks: dict[bytes, int], num_base_tokens: int) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = _CachedTokenizer(ranks, num_base_tokens)
-
-
-def _work(seed: int, number: int) -> _Block:
-    return _render_block(_worker_tokenizer, seed, number)
+def _dropped(cleaner: Cleaner | None) -> str:
+    return f": cleaning dropped all, {cleaner.report['dropped']}" if cleaner else ""

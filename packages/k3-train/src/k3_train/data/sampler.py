@@ -1,9 +1,10 @@
 """Packed batches as a pure function of (seed, step): nothing to save, nothing to replay.
 
 Each source is an endless stream: epoch after epoch, its pieces (documents, cut at `max_seq_len`)
-in a permutation that depends on seed, source and epoch only. A batch takes a fixed share of
+in a permutation that depends on seed, source and epoch only; long documents may come several times
+an epoch. A batch takes a fixed share of
 tokens from every source; a piece that the batch's end cuts goes on, as its own sequence, in the
-next batch. Every token of an epoch is therefore seen exactly once.
+next batch. Every token of an epoch is therefore seen exactly once, or as often as its document.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,8 @@ class PackedSampler:
     cut ends the sequence; the last token of a document has none, nor has a target whose mask is 0.
     Samplers of one `grain` (a multiple of their `max_seq_len`, which it is by default) cut the
     same streams into pieces of different lengths: one can go on at the offsets `starts` where
-    another ended, and no token comes twice.
+    another ended, and no token comes twice. Documents of `long_tokens` tokens or more come
+    `long_repeats` times an epoch; 0 is no limit, and none is repeated.
     """
 
     def __init__(
@@ -52,15 +54,17 @@ class PackedSampler:
         num_micro: int = 1,
         grain: int | None = None,
         starts: Sequence[int] | None = None,
+        long_tokens: int = 0,
+        long_repeats: int = 1,
     ) -> None:
         if not files or len(files) != len(weights):
             raise K3Error(f"{len(weights)} weights for {len(files)} token files: give one each")
         if min(weights) < 0 or sum(weights) <= 0:
             raise K3Error(f"weights {list(weights)} must be >= 0 with a positive sum")
-        if min(tokens_per_batch, max_seq_len, num_micro) < 1:
+        if min(tokens_per_batch, max_seq_len, num_micro, long_repeats) < 1:
             raise K3Error(
-                f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len} and "
-                f"num_micro {num_micro} must be at least 1"
+                f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len}, "
+                f"num_micro {num_micro} and long_repeats {long_repeats} must be at least 1"
             )
         self.grain, self.seed = max_seq_len if grain is None else grain, seed
         if self.grain % max_seq_len:
@@ -69,9 +73,16 @@ class PackedSampler:
         self.shares = _shares(weights, tokens_per_batch)
         self.starts = [0] * len(files) if starts is None else list(starts)
         self._streams = [
-            _Stream(file, max_seq_len, self.grain, (seed, index))
+            _Stream(
+                file,
+                max_seq_len,
+                self.grain,
+                (seed, index),
+                _repeats(file, long_tokens, long_repeats),
+            )
             for index, file in enumerate(files)
         ]
+        self._names = [file.path.name for file in files]
         for file, share in zip(files, self.shares, strict=True):
             if share and not file.num_tokens:
                 raise K3Error(f"{file.path} is empty: drop it or give it weight 0")
@@ -104,20 +115,40 @@ class PackedSampler:
         }
         return {"seed": self.seed, "grain": self.grain, "streams": streams}
 
+    def source_tokens(self, step: int) -> dict[str, tuple[int, float]]:
+        """(tokens, epochs) of each token file that were read before `step`."""
+        return {
+            file.path.name: (tokens, tokens / max(stream.num_tokens, 1))
+            for file, stream, tokens in zip(
+                self.files, self._streams, self.offsets(step), strict=True
+            )
+        }
+
 
 class _Stream:
-    """The endless token stream of one file: grains in a permutation, each cut into pieces."""
+    """The endless token stream of one file: grains in a permutation, each cut into pieces.
+
+    Document i comes `repeats[i]` times an epoch.
+    """
 
     def __init__(
-        self, file: TokenFile, max_seq_len: int, grain: int, seed: tuple[int, int]
+        self,
+        file: TokenFile,
+        max_seq_len: int,
+        grain: int,
+        seed: tuple[int, int],
+        repeats: npt.NDArray[np.int64],
     ) -> None:
         self._file, self._seed = file, seed
-        lengths = np.diff(file.documents)
+        starts = np.repeat(file.documents[:-1], repeats)
+        ends = np.repeat(file.documents[1:], repeats)
+        lengths = ends - starts
+        self.num_tokens = int(lengths.sum())
         num_pieces = -(-lengths // max_seq_len)
         first = np.cumsum(num_pieces) - num_pieces
         rank = np.arange(num_pieces.sum()) - np.repeat(first, num_pieces)
-        self._stop = np.repeat(file.documents[1:], num_pieces)  # end of the piece's document
-        self._start = np.repeat(file.documents[:-1], num_pieces) + rank * max_seq_len
+        self._stop = np.repeat(ends, num_pieces)  # end of the piece's document
+        self._start = np.repeat(starts, num_pieces) + rank * max_seq_len
         is_first = rank % (grain // max_seq_len) == 0
         self._grain = np.cumsum(is_first) - 1  # number of the grain of each piece
         self._length = np.minimum(max_seq_len, self._stop - self._start)
@@ -127,8 +158,8 @@ class _Stream:
         """(input ids [count], labels [count], sequence lengths) from stream offset `begin`."""
         found = []
         while count:
-            epoch, offset = divmod(begin, self._file.num_tokens)
-            taken = min(count, self._file.num_tokens - offset)
+            epoch, offset = divmod(begin, self.num_tokens)
+            taken = min(count, self.num_tokens - offset)
             found.append(self._slice(epoch, offset, taken))
             begin, count = begin + taken, count - taken
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
@@ -156,6 +187,11 @@ class _Stream:
             has_next &= self._file.mask[following] != 0
         labels = np.where(has_next, self._file.tokens[following].astype(np.int64), IGNORE_INDEX)
         return self._file.tokens[where].astype(np.int64), labels, lengths
+
+
+def _repeats(file: TokenFile, long_tokens: int, long_repeats: int) -> npt.NDArray[np.int64]:
+    is_long = np.diff(file.documents) >= (long_tokens or np.inf)
+    return np.where(is_long, long_repeats, 1)
 
 
 def _shares(weights: Sequence[float], total: int) -> list[int]:

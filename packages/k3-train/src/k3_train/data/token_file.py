@@ -3,14 +3,17 @@
 A token file is a folder: `manifest.json` (format, dtype, counts, sha256 of every part, sources,
 vocabulary), `tokens.bin` (uint16 or uint32), `documents.bin` (uint64, `num_documents + 1` offsets
 into the tokens) and, when some targets carry no loss, `mask.bin` (uint8, 1 = loss on predicting
-this token).
+this token). Where the documents have names, `names.jsonl` has `[name, sha256 of the source]` of
+each. A large file is in shards (`tokens.00000.bin`, ..., and the mask likewise) that hold whole
+documents; the manifest lists their sizes.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from k3_core.errors import K3Error
+from k3_train.data.shards import ShardedArray
 
 FORMAT = "k3-tokens/1"
 MANIFEST = "manifest.json"
+NAMES = "names.jsonl"
+OFFSETS = "documents.bin"
 DTYPES = ("uint16", "uint32")
 
 
@@ -32,8 +38,8 @@ class TokenFile:
 
     path: Path
     manifest: Mapping[str, Any]
-    tokens: npt.NDArray[np.unsignedinteger]
-    mask: npt.NDArray[np.uint8] | None
+    tokens: npt.NDArray[np.unsignedinteger] | ShardedArray
+    mask: npt.NDArray[np.uint8] | ShardedArray | None
     documents: npt.NDArray[np.int64]
 
     @classmethod
@@ -52,11 +58,11 @@ class TokenFile:
                 f"{manifest.get('dtype')!r}; this version reads {FORMAT!r} with dtype "
                 f"{' or '.join(DTYPES)}: build the file again"
             )
-        num_tokens, num_documents = manifest["num_tokens"], manifest["num_documents"]
-        tokens = _map(path / "tokens.bin", manifest["dtype"], num_tokens)
-        documents = _map(path / "documents.bin", "uint64", num_documents + 1).astype(np.int64)
-        has_mask = "mask.bin" in manifest["sha256"]
-        mask = _map(path / "mask.bin", "uint8", num_tokens) if has_mask else None
+        num_documents = manifest["num_documents"]
+        tokens = _map_part(path, "tokens", manifest["dtype"], manifest)
+        documents = _map(path / OFFSETS, "uint64", num_documents + 1).astype(np.int64)
+        has_mask = any(name.startswith("mask.") for name in manifest["sha256"])
+        mask = _map_part(path, "mask", "uint8", manifest) if has_mask else None
         return cls(path, manifest, tokens, mask, documents)
 
     @property
@@ -74,8 +80,20 @@ class TokenFile:
         start, stop = self.documents[index : index + 2]
         return [int(token) for token in self.tokens[start:stop]]
 
+    def names(self) -> Iterator[tuple[str, str]]:
+        """(name, sha256 of the source) of each document; nothing where they have no names."""
+        if NAMES in self.manifest["sha256"]:
+            with (self.path / NAMES).open(encoding="utf-8") as lines:
+                yield from (tuple(json.loads(line)) for line in lines)
+
     def verify(self) -> None:
-        """Compare the sha256 of every part with the manifest."""
+        """Compare the sha256 of every part with the manifest, the offsets with its counts."""
+        starts = self.documents
+        if starts[0] or starts[-1] != self.manifest["num_tokens"] or (np.diff(starts) < 1).any():
+            raise K3Error(
+                f"{self.path / OFFSETS} must rise from 0 to {self.manifest['num_tokens']}: "
+                "the file was damaged or changed, build it again"
+            )
         for name, expected in self.manifest["sha256"].items():
             found = _sha256(self.path / name)
             if found != expected:
@@ -88,27 +106,40 @@ class TokenFile:
 class TokenFileWriter:
     """Streams documents into a token file that appears under its name only when complete.
 
-    Use as a context manager; on an exception nothing is left behind.
+    Use as a context manager; on an exception nothing is left behind. A shard is closed by the
+    first addition after it has `shard_tokens` tokens; None writes one.
     """
 
     def __init__(
-        self, path: str | Path, *, vocab_size: int, has_mask: bool, sources: Mapping[str, Any]
+        self,
+        path: str | Path,
+        *,
+        vocab_size: int,
+        has_mask: bool,
+        sources: Mapping[str, Any],
+        has_names: bool = False,
+        shard_tokens: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.num_tokens = 0
         self._dtype = np.dtype("uint16" if vocab_size <= 1 << 16 else "uint32")
         self._vocab_size = vocab_size
         self._sources = dict(sources)
-        self._offsets = [0]
+        self._offsets = array("Q", [0])
         self._num_loss = 0
         self._draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        self._names = ("tokens.bin", "mask.bin") if has_mask else ("tokens.bin",)
+        self._has_mask, self._has_names = has_mask, has_names
+        self._shard_tokens = shard_tokens
+        self._shards: list[int] = []
+        self._names: list[str] = []
         self._parts: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> "TokenFileWriter":
         shutil.rmtree(self._draft, ignore_errors=True)
         self._draft.mkdir(parents=True)
-        self._parts = {name: (self._draft / name).open("wb") for name in self._names}
+        self._open_shard()
+        if self._has_names:
+            self._open("names", NAMES)
         return self
 
     def __exit__(
@@ -119,17 +150,56 @@ class TokenFileWriter:
     ) -> None:
         for part in self._parts.values():
             part.close()
-        if kind is None:
-            self._publish()
-        else:
+        try:
+            if kind is None:
+                self._publish()
+        finally:
             shutil.rmtree(self._draft, ignore_errors=True)
 
     def add(
-        self, tokens: npt.ArrayLike, lengths: Iterable[int], mask: npt.ArrayLike | None = None
+        self,
+        tokens: npt.ArrayLike,
+        lengths: Iterable[int],
+        mask: npt.ArrayLike | None = None,
+        names: Sequence[tuple[str, str]] | None = None,
     ) -> None:
-        """Append documents of `lengths` tokens; `tokens` (and `mask`) hold them end to end."""
+        """Append documents of `lengths` tokens; `tokens` (and `mask`) hold them end to end.
+
+        `names` has the name of each document and the sha256 of its source.
+        """
         ids = np.asarray(tokens)
         lengths = list(lengths)
+        self._check(ids, lengths)
+        if (mask is not None) != self._has_mask:
+            raise K3Error("a mask is given exactly when the file is made with has_mask=True")
+        if (len(names) if names is not None else None) != (
+            len(lengths) if self._has_names else None
+        ):
+            raise K3Error("one name a document is given exactly with has_names=True")
+        if self._shard_tokens and self._shards[-1] >= self._shard_tokens:
+            self._open_shard()
+        if mask is not None:
+            flags = np.asarray(mask, dtype=np.uint8)
+            if flags.shape != ids.shape:
+                raise K3Error(f"mask has {len(flags)} entries for {len(ids)} tokens")
+            self._parts["mask"].write(flags.tobytes())
+            self._num_loss += int(flags.sum())
+        else:
+            self._num_loss += len(ids)
+        self._parts["tokens"].write(ids.astype(self._dtype).tobytes())
+        for name in names or ():
+            self._parts["names"].write((json.dumps(name) + "\n").encode())
+        for length in lengths:
+            self._offsets.append(self._offsets[-1] + length)
+        self._shards[-1] += len(ids)
+        self.num_tokens = self._offsets[-1]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents so far."""
+        return len(self._offsets) - 1
+
+    def _check(self, ids: npt.NDArray[Any], lengths: list[int]) -> None:
         if sum(lengths) != len(ids) or min(lengths, default=1) < 1:
             raise K3Error(
                 f"document lengths sum to {sum(lengths)}, but there are {len(ids)} "
@@ -140,32 +210,31 @@ class TokenFileWriter:
                 f"token ids {ids.min()}..{ids.max()} are outside the vocabulary of "
                 f"{self._vocab_size}: use the tokenizer that the file is for"
             )
-        if (mask is not None) != ("mask.bin" in self._parts):
-            raise K3Error("a mask is given exactly when the file is made with has_mask=True")
-        self._parts["tokens.bin"].write(ids.astype(self._dtype).tobytes())
-        if mask is not None:
-            flags = np.asarray(mask, dtype=np.uint8)
-            if flags.shape != ids.shape:
-                raise K3Error(f"mask has {len(flags)} entries for {len(ids)} tokens")
-            self._parts["mask.bin"].write(flags.tobytes())
-            self._num_loss += int(flags.sum())
-        else:
-            self._num_loss += len(ids)
-        for length in lengths:
-            self._offsets.append(self._offsets[-1] + length)
-        self.num_tokens = self._offsets[-1]
+
+    def _open(self, part: str, name: str) -> None:
+        if part in self._parts:
+            self._parts[part].close()
+        self._parts[part] = (self._draft / name).open("wb")
+        self._names.append(name)
+
+    def _open_shard(self) -> None:
+        number = f".{len(self._shards):05d}" if self._shard_tokens else ""
+        self._shards.append(0)
+        self._open("tokens", f"tokens{number}.bin")
+        if self._has_mask:
+            self._open("mask", f"mask{number}.bin")
 
     def _publish(self) -> None:
-        (self._draft / "documents.bin").write_bytes(np.asarray(self._offsets, "uint64").tobytes())
-        names = (*self._names, "documents.bin")
+        (self._draft / OFFSETS).write_bytes(self._offsets.tobytes())
         manifest = {
             "format": FORMAT,
             "dtype": self._dtype.name,
             "vocab_size": self._vocab_size,
             "num_tokens": self.num_tokens,
             "num_loss_tokens": self._num_loss,
-            "num_documents": len(self._offsets) - 1,
-            "sha256": {name: _sha256(self._draft / name) for name in names},
+            "num_documents": self.num_documents,
+            **({"shards": self._shards} if self._shard_tokens else {}),
+            "sha256": {name: _sha256(self._draft / name) for name in (*self._names, OFFSETS)},
             "sources": self._sources,
         }
         (self._draft / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -174,6 +243,17 @@ class TokenFileWriter:
                 raise K3Error(f"{self.path} exists and is not a token file: choose another name")
             shutil.rmtree(self.path)
         self._draft.rename(self.path)
+
+
+def _map_part(
+    path: Path, part: str, dtype: str, manifest: Mapping[str, Any]
+) -> npt.NDArray[Any] | ShardedArray:
+    sizes = manifest.get("shards")
+    if sizes is None:
+        return _map(path / f"{part}.bin", dtype, manifest["num_tokens"])
+    return ShardedArray(
+        [_map(path / f"{part}.{i:05d}.bin", dtype, size) for i, size in enumerate(sizes)]
+    )
 
 
 def _map(path: Path, dtype: str, count: int) -> npt.NDArray[Any]:

@@ -48,6 +48,8 @@ def open_sampler(config: TrainConfig, folder: Path) -> CurriculumSampler:
             num_micro=span.accumulation,
             grain=curriculum.grain,
             starts=starts,
+            long_tokens=config.data.long_tokens,
+            long_repeats=config.data.long_repeats,
         )
         samplers.append(sampler)
         starts = sampler.offsets(span.num_steps)

@@ -93,6 +93,11 @@ class CurriculumSampler:
         sampler, own_step = self._at(step)
         return sampler.position(own_step)
 
+    def source_tokens(self, step: int) -> dict[str, tuple[int, float]]:
+        """Tokens and epochs read before `step`, as `PackedSampler.source_tokens`."""
+        sampler, own_step = self._at(step)
+        return sampler.source_tokens(own_step)
+
     def _at(self, step: int) -> tuple[PackedSampler, int]:
         index = self.curriculum.index(step)
         return self.samplers[index], step - self.curriculum.spans[index].first_step

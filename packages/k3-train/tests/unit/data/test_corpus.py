@@ -1,5 +1,6 @@
 """Generated conversations and the corpus files made of them."""
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -11,13 +12,9 @@ from k3_core.evaluate import stdlib
 from k3_core.tasks import EFFORTS, FAMILIES, draw
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.data.conversations import draw_conversation
-from k3_train.data.corpus import (
-    CONVERSATIONS_PER_BLOCK,
-    _render_block,
-    build_chat,
-    build_stdlib,
-    render,
-)
+from k3_train.data.corpus import build_chat, build_stdlib
+from k3_train.data.encode import encode_batch, render
+from k3_train.data.sources.generated import CONVERSATIONS_PER_BLOCK, ChatSource
 from k3_train.data.token_file import TokenFile
 
 
@@ -104,7 +101,8 @@ def test_chat_file_does_not_depend_on_the_number_of_blocks_asked_for(
     assert short.num_documents == CONVERSATIONS_PER_BLOCK
     assert long.num_documents == 2 * CONVERSATIONS_PER_BLOCK
     assert long.tokens[: short.num_tokens].tolist() == short.tokens.tolist()
-    block = _render_block(tokenizer, 4, 1)
+    block = encode_batch(tokenizer, ChatSource(4).block(1))
+    assert block.mask is not None
     assert long.tokens[short.num_tokens :].tolist() == block.ids.tolist()
     assert long.mask is not None
     assert long.mask[short.num_tokens :].tolist() == block.mask.tolist()
@@ -127,7 +125,8 @@ def test_stdlib_file_holds_the_training_files(
     library = {path.name: path.read_text() for path in stdlib.root().glob("*.py")}
     kept = {name: text for name, text in sorted(library.items()) if not stdlib.is_held_out(name)}
     file = build_stdlib(tmp_path / "stdlib", tokenizer)
-    assert file.manifest["sources"]["sha256"].keys() == kept.keys()
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
+    assert dict(file.names()) == hashes
     documents = [file.document(index) for index in range(file.num_documents)]
     assert [tokenizer.decode(ids[1:-1]) for ids in documents] == list(kept.values())
     assert {(ids[0], ids[-1]) for ids in documents} == {(tokenizer.bos_id, tokenizer.eos_id)}
