@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from k3_kernels.early import wait_for_inputs
-from k3_kernels.linear.kernel import tile_of, whole_operands, whole_product
+from k3_kernels.linear.kernel import whole_operands, whole_product
 
 
 @triton.jit
@@ -123,9 +123,9 @@ def few_rows_kernel(
     PRECISION: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """x [T, D] times both weights, all inputs in one step as `linear_kernel`; outputs contiguous.
+    """x [T, D] times both weights, all inputs in one step as the `narrow_kernel` of linear.
 
-    Grid: tiles of rows x (blocks of latents, then of experts).
+    Outputs contiguous. Grid: tiles of rows x (blocks of latents, then of experts).
     """
     num_tiles = tl.cdiv(num_rows, BM)
     latent_blocks: tl.constexpr = (L + BN - 1) // BN
@@ -150,9 +150,9 @@ def few_rows_kernel(
         BK,
         IS_EARLY,
     )
-    row, out = tile_of(first_row, first_out, PARTS, BM, BN)
-    y = whole_product(x, weight, PARTS, PRECISION)
-    row = row.to(tl.int64)
+    y = whole_product(x, weight, PRECISION)
+    row = (first_row + tl.arange(0, BM)[:, None]).to(tl.int64)
+    out = first_out + tl.arange(0, BN)[None, :]
     mask = (row < num_rows) & (out < num_out)
     tl.store(z_ptr + row * L + out, y.to(z_ptr.dtype.element_ty), mask=mask & is_latent)
     tl.store(logits_ptr + row * E + out, y, mask=mask & (is_latent == 0))

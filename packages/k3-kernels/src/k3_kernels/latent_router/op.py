@@ -16,7 +16,7 @@ from k3_kernels.hopper import fits_descriptors
 from k3_kernels.latent_router.kernel import add_splits_kernel, few_rows_kernel, latent_router_kernel
 from k3_kernels.latent_router.torch_cuda import is_uniform
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous
-from k3_kernels.linear.op import MAX_INPUTS, MAX_ROWS
+from k3_kernels.linear.op import MAX_INPUTS, MAX_ROWS, parts_of
 from k3_kernels.linear.op import choose_tile as choose_whole_tile
 
 GROUP = 8
@@ -108,7 +108,7 @@ def _multiply_few(
 ) -> None:
     """Fill both outputs."""
     (num_tokens, width), num_latent, num_experts = x_TD.shape, len(latent_LD), len(router_ED)
-    tile = choose_whole_tile(num_tokens, width, num_latent + num_experts)
+    tile = choose_whole_tile(num_tokens, width, num_latent + num_experts, False)
     num_blocks = triton.cdiv(num_latent, tile.outputs) + triton.cdiv(num_experts, tile.outputs)
     few_rows_kernel[(triton.cdiv(num_tokens, tile.rows) * num_blocks,)](
         x_TD,
@@ -123,13 +123,11 @@ def _multiply_few(
         D=width,
         L=num_latent,
         E=num_experts,
-        PARTS=tile.parts,
         BM=tile.rows,
         BN=tile.outputs,
-        BK=max(16, triton.next_power_of_2(triton.cdiv(width, tile.parts))),
         PRECISION=dot_precision(x_TD.dtype),
+        **parts_of(width),
         **early_launch(num_tokens, x_TD.device),
-        num_warps=tile.num_warps,
     )
 
 
