@@ -61,8 +61,6 @@ three."""
 NARROW = 512
 MAX_UNPLANNED = 512
 """Up to so many routes of narrow experts, each program finds its own: two launches are spared."""
-MIN_ONE_LAUNCH = 128
-"""From so many of them on, one launch makes both products; with fewer, two have more programs."""
 MANY = 96
 """Rows an expert from which they are gathered and padded."""
 
@@ -176,7 +174,7 @@ def takes_one_launch(x_TD: Tensor, num_rows: int, stacks: Stacks) -> bool:
     inner, width = stacks[0].shape[1:]
     plain = [w for w in stacks if isinstance(w, Tensor) and w.dtype == x_TD.dtype]
     return (
-        MIN_ONE_LAUNCH <= num_rows <= MAX_UNPLANNED
+        num_rows <= MAX_UNPLANNED
         and len(plain) == 3
         and x_TD.element_size() == 2
         and width in (128, 256)

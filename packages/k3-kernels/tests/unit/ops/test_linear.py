@@ -68,6 +68,8 @@ def test_rows_do_not_depend_on_one_another(device):
 def test_which_tiles_are_chosen():
     # A program a multiprocessor; else 64 outputs, with the fewest rows that run at once.
     assert choose_tile(64, 1024, 512, True) == (16, 16)
+    assert choose_tile(64, 384, 512, True) == (16, 64)
+    assert choose_tile(16, 384, 512, True) == (16, 16)
     assert choose_tile(64, 512, 1472, True) == (16, 64)
     assert choose_tile(64, 512, 4232, True) == (32, 64)
     assert choose_tile(64, 1024, 6144, True) == (32, 64)
