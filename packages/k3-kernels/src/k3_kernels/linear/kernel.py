@@ -111,6 +111,39 @@ def narrow_kernel(
 
 
 @triton.jit
+def wide_product(
+    x,
+    weight,
+    added_ptr,
+    y_ptr,
+    num_rows,
+    added_stride,
+    first_row,
+    first_out,
+    N: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """Rows and outputs of one program, for descriptors whose blocks have all inputs."""
+    weights = weight.load([first_out, 0])
+    wait_for_inputs(IS_EARLY)
+    row = (first_row + tl.arange(0, BM)[None, :]).to(tl.int64)
+    out = first_out + tl.arange(0, BN)[:, None]
+    mask = (row < num_rows) & (out < N)
+    if HAS_ADDED:
+        # Asked for before x, for which the program stops.
+        added_at = added_ptr + row * added_stride + out
+        added = tl.load(added_at, mask=mask, other=0.0).to(tl.float32)
+    y = tl.dot(weights, x.load([first_row, 0]).T, input_precision=PRECISION)
+    if HAS_ADDED:
+        y += added
+    tl.store(y_ptr + row * N + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def wide_kernel(
     x,
     weight,
@@ -125,21 +158,23 @@ def wide_kernel(
     PRECISION: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """`narrow_kernel` for descriptors of x and weight, whose blocks have all inputs."""
+    """`narrow_kernel` for descriptors of x and weight."""
     num_tiles = tl.cdiv(num_rows, BM)
-    pid = tl.program_id(0)
-    first_row = pid % num_tiles * BM
-    first_out = pid // num_tiles * BN
-    weights = weight.load([first_out, 0])
-    wait_for_inputs(IS_EARLY)
-    row = (first_row + tl.arange(0, BM)[None, :]).to(tl.int64)
-    out = first_out + tl.arange(0, BN)[:, None]
-    mask = (row < num_rows) & (out < N)
-    if HAS_ADDED:
-        # Asked for before x, for which the program stops.
-        added_at = added_ptr + row * added_stride + out
-        added = tl.load(added_at, mask=mask, other=0.0).to(tl.float32)
-    y = tl.dot(weights, x.load([first_row, 0]).T, input_precision=PRECISION)
-    if HAS_ADDED:
-        y += added
-    tl.store(y_ptr + row * N + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+    first_row = tl.program_id(0) % num_tiles * BM
+    first_out = tl.program_id(0) // num_tiles * BN
+    wide_product(
+        x,
+        weight,
+        added_ptr,
+        y_ptr,
+        num_rows,
+        added_stride,
+        first_row,
+        first_out,
+        N,
+        BM,
+        BN,
+        HAS_ADDED,
+        PRECISION,
+        IS_EARLY,
+    )

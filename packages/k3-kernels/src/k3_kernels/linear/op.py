@@ -80,7 +80,7 @@ def _few_rows(
     added, added_stride = (add_to, add_to.stride(0)) if add_to is not None else (y, 0)
     common |= {"BM": tile.rows, "BN": tile.outputs}
     if tile.outputs == WIDE:
-        x_desc, weight_desc = _describe(x_TI, tile.rows), _describe(weight_OI, tile.outputs)
+        x_desc, weight_desc = describe_rows(x_TI, tile.rows), describe_rows(weight_OI, tile.outputs)
         wide_kernel[grid](x_desc, weight_desc, added, y, num_rows, added_stride, **common)
     else:
         strides = x_TI.stride(0), weight_OI.stride(0), added_stride
@@ -95,7 +95,7 @@ def parts_of(width: int) -> dict[str, int]:
     return {"PARTS": PARTS, "BK": step, "num_warps": PARTS}
 
 
-def _describe(x: Tensor, rows: int) -> TensorDescriptor:
+def describe_rows(x: Tensor, rows: int) -> TensorDescriptor:
     """Blocks of so many rows, with all inputs."""
     block = [rows, max(16, triton.next_power_of_2(x.shape[1]))]
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
@@ -127,14 +127,17 @@ def choose_tile(num_rows: int, width: int, num_out: int, has_descriptors: bool) 
     """16 outputs while that makes a program a multiprocessor at most, else `WIDE`.
 
     Several tiles of rows that read few inputs are wide all the same: each reads the weights again.
-    Of wide tiles those with the fewest rows whose programs are all under way at once.
     """
     row_tiles = triton.cdiv(num_rows, 16)
     is_short = row_tiles > 1 and width <= SHORT and has_descriptors
     if not is_short and row_tiles * triton.cdiv(num_out, 16) <= PROCESSORS:
         return Tile(16, 16)
-    if not has_descriptors:
-        return Tile(16, 32)
+    return choose_wide_tile(num_rows, width, num_out) if has_descriptors else Tile(16, 32)
+
+
+@cache
+def choose_wide_tile(num_rows: int, width: int, num_out: int) -> Tile:
+    """Of wide tiles those with the fewest rows whose programs are all under way at once."""
     tiles = [Tile(16, WIDE)]
     for rows in (32, 64):
         if rows < 2 * num_rows and _fitting(rows, width):
