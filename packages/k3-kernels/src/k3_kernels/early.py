@@ -8,8 +8,6 @@ The rule for a kernel that takes `IS_EARLY`: `wait_for_inputs` comes before the 
 anything that an earlier kernel of the stream may write or still read, and before the first return
 of a program; only weights are read before. A kernel is done when all of its programs are, so what
 any earlier kernel wrote is there after the wait. Kernels that know nothing of this wait as ever.
-What is written in between may be asked for with `prefetch`: it only moves to the second-level
-cache, which all multiprocessors write through.
 
 Only in inference mode, where no kernel in front of one of these writes weights.
 """
@@ -49,20 +47,3 @@ def wait_for_inputs(IS_EARLY: tl.constexpr):
     if IS_EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch(ptr, NUM_BYTES: tl.constexpr):
-    """Bring NUM_BYTES (16 at least) from `ptr` on to the second-level cache; for Hopper.
-
-    Both are rounded down to 16 bytes. One thread asks for all.
-    """
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
-        "@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [ptr.to(tl.int64) & -16, NUM_BYTES // 16 * 16],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
