@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from k3_kernels.early import wait_for_inputs
-from k3_kernels.linear.kernel import tile_of, whole_operands, whole_product
+from k3_kernels.linear.kernel import wide_product
 
 
 @triton.jit
@@ -104,58 +104,34 @@ def latent_router_kernel(
 
 @triton.jit
 def few_rows_kernel(
-    x_ptr,
-    latent_ptr,
-    router_ptr,
+    x,
+    latent,
+    router,
     z_ptr,
     logits_ptr,
     num_rows,
-    x_stride,
-    latent_stride,
-    router_stride,
-    D: tl.constexpr,
     L: tl.constexpr,
     E: tl.constexpr,
-    PARTS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    BK: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """x [T, D] times both weights, all inputs in one step as `linear_kernel`; outputs contiguous.
+    """x [T, D] times both weights, all inputs in one step as the `wide_kernel` of linear.
 
-    Grid: tiles of rows x (blocks of latents, then of experts).
+    Outputs contiguous. Grid: tiles of rows x (blocks of latents, then of experts).
     """
     num_tiles = tl.cdiv(num_rows, BM)
     latent_blocks: tl.constexpr = (L + BN - 1) // BN
-    first_row = tl.program_id(0) % num_tiles * BM
-    block = tl.program_id(0) // num_tiles
-    is_latent = block < latent_blocks
-    first_out = (block if is_latent else block - latent_blocks) * BN
-    num_out = L if is_latent else E
-    x, weight = whole_operands(
-        x_ptr,
-        latent_ptr if is_latent else router_ptr,
-        num_rows,
-        num_out,
-        x_stride,
-        latent_stride if is_latent else router_stride,
-        first_row,
-        first_out,
-        D,
-        PARTS,
-        BM,
-        BN,
-        BK,
-        IS_EARLY,
-    )
-    row, out = tile_of(first_row, first_out, PARTS, BM, BN)
-    y = whole_product(x, weight, PARTS, PRECISION)
-    row = row.to(tl.int64)
-    mask = (row < num_rows) & (out < num_out)
-    tl.store(z_ptr + row * L + out, y.to(z_ptr.dtype.element_ty), mask=mask & is_latent)
-    tl.store(logits_ptr + row * E + out, y, mask=mask & (is_latent == 0))
+    row = tl.program_id(0) % num_tiles * BM
+    out = tl.program_id(0) // num_tiles * BN
+    first: tl.constexpr = latent_blocks * BN
+    if out < first:
+        wide_product(x, latent, z_ptr, z_ptr, num_rows, 0, row, out,
+                     L, BM, BN, False, PRECISION, IS_EARLY)  # fmt: skip
+    else:
+        wide_product(x, router, z_ptr, logits_ptr, num_rows, 0, row, out - first,
+                     E, BM, BN, False, PRECISION, IS_EARLY)  # fmt: skip
 
 
 @triton.jit

@@ -16,8 +16,7 @@ from k3_kernels.hopper import fits_descriptors
 from k3_kernels.latent_router.kernel import add_splits_kernel, few_rows_kernel, latent_router_kernel
 from k3_kernels.latent_router.torch_cuda import is_uniform
 from k3_kernels.launch import check_floats, dot_precision, last_contiguous
-from k3_kernels.linear.op import MAX_INPUTS, MAX_ROWS
-from k3_kernels.linear.op import choose_tile as choose_whole_tile
+from k3_kernels.linear.op import MAX_INPUTS, MAX_ROWS, choose_wide_tile, describe_rows
 
 GROUP = 8
 """Most tiles of tokens that are neighbours in time."""
@@ -108,28 +107,21 @@ def _multiply_few(
 ) -> None:
     """Fill both outputs."""
     (num_tokens, width), num_latent, num_experts = x_TD.shape, len(latent_LD), len(router_ED)
-    tile = choose_whole_tile(num_tokens, width, num_latent + num_experts)
+    tile = choose_wide_tile(num_tokens, width, num_latent + num_experts)
     num_blocks = triton.cdiv(num_latent, tile.outputs) + triton.cdiv(num_experts, tile.outputs)
     few_rows_kernel[(triton.cdiv(num_tokens, tile.rows) * num_blocks,)](
-        x_TD,
-        latent_LD,
-        router_ED,
+        describe_rows(x_TD, tile.rows),
+        describe_rows(latent_LD, tile.outputs),
+        describe_rows(router_ED, tile.outputs),
         z_TL,
         logits_TE,
         num_tokens,
-        x_TD.stride(0),
-        latent_LD.stride(0),
-        router_ED.stride(0),
-        D=width,
         L=num_latent,
         E=num_experts,
-        PARTS=tile.parts,
         BM=tile.rows,
         BN=tile.outputs,
-        BK=max(16, triton.next_power_of_2(triton.cdiv(width, tile.parts))),
         PRECISION=dot_precision(x_TD.dtype),
         **early_launch(num_tokens, x_TD.device),
-        num_warps=tile.num_warps,
     )
 
 
