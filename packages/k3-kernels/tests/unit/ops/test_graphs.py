@@ -23,6 +23,8 @@ IS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_GPU else "cpu"
 # Sums that inductor makes are in another order.
 BACKEND, TOLERANCE = ("inductor", 1e-4) if IS_GPU else ("aot_eager", 1e-5)
+TOLERANCES = {"moe_experts.cuda": 2e-3}
+"""Its products are in bfloat16, and inductor rounds fewer of the values between them."""
 
 
 def _can_run(impl: Impl) -> bool:
@@ -40,9 +42,9 @@ def cases_of(impl: Impl) -> list[Case]:
     return [case for case in op_cases(impl.implements) if case.features <= impl.features]
 
 
-def compared(function, case, has_backward):
+def compared(function, case, has_backward, tolerance=TOLERANCE):
     """What differs between the compiled function and the plain one."""
-    how = has_backward, BACKEND, TOLERANCE
+    how = has_backward, BACKEND, tolerance
     return list(compare_compiled(function, case, torch.float32, DEVICE, *how))
 
 
@@ -64,7 +66,8 @@ def test_compiles_to_one_graph(impl):
 @pytest.mark.parametrize("impl", DIFFERENTIABLE)
 def test_compiles_with_gradients(impl):
     for case in cases_of(impl)[:2]:
-        assert not compared(impl.load(), case, True), case
+        tolerance = TOLERANCES.get(impl.name, TOLERANCE)
+        assert not compared(impl.load(), case, True, tolerance), case
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -81,4 +84,5 @@ def test_is_the_same_under_checkpointing(impl):
     call = case.make(Values(torch.float32, DEVICE))
     expected = run(function, case, call, True)
     assert not list(differences(run(under_checkpointing(function), case, call, True), expected, 0))
-    assert not compared(under_checkpointing(function), case, True)
+    tolerance = TOLERANCES.get(impl.name, TOLERANCE)
+    assert not compared(under_checkpointing(function), case, True, tolerance)
