@@ -146,7 +146,6 @@ def _latent_router(x_TD: Tensor, latent_LD: Tensor, router_ED: Tensor) -> tuple[
         num_tokens,
         L=num_latent,
         E=num_experts,
-        HAS_REST=rest_ED is not None,
         SPLITS=tile.splits,
         BLOCK=BLOCK,
         **early_launch(num_tokens, x_TD.device),
