@@ -29,7 +29,7 @@ def k3_register_optimizer() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_balancer() -> Iterable[Impl]:
-    """Quantile Balancing, exact and by histogram, and none."""
+    """Quantile Balancing, exact and by histogram; the sign rule, the auxiliary loss, and none."""
     return [
         _impl(
             "balancer",
@@ -42,6 +42,15 @@ def k3_register_balancer() -> Iterable[Impl]:
             "quantile_histogram",
             "balance.quantile_histogram:HistogramQuantileBalancer",
             "Quantile Balancing, histogram estimator",
+        ),
+        _impl(
+            "balancer", "sign", "balance.sign:SignBalancer", "biases by the sign of the excess load"
+        ),
+        _impl(
+            "balancer",
+            "auxiliary",
+            "balance.auxiliary:AuxiliaryBalancer",
+            "a loss on the router's scores",
         ),
         _impl("balancer", "none", "balance.none:NoBalancer", "biases stay as they are"),
     ]
@@ -76,10 +85,50 @@ def k3_register_dataset() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """Accounting of the sources."""
-    target = "events.source_tokens:SourceTokens"
+    """Guard, QK-Clip (`optim.qk_clip_tau`), stages, diagnostics for the report, clamped SwiGLU."""
     return [
-        _impl("trainer_event", "source_tokens", target, "tokens and epochs by source in the rows")
+        _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
+        _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
+        _impl("trainer_event", "stages", "events.stages:Stages", "which stage the run is in"),
+        _impl(
+            "trainer_event",
+            "diagnostics",
+            "report.diagnostics:Diagnostics",
+            "loads, biases, depth weights, decays, update norms by head",
+        ),
+        _impl(
+            "trainer_event",
+            "clamped_glu",
+            "study.clamped_glu:ClampedGLU",
+            "clamped SwiGLU in the place of SiTU-GLU",
+        ),
+        _impl(
+            "trainer_event",
+            "source_tokens",
+            "events.source_tokens:SourceTokens",
+            "tokens and epochs by source in the rows",
+        ),
+    ]
+
+
+@hookimpl
+def k3_register_logger() -> Iterable[Impl]:
+    """TensorBoard files, trackio and Weights & Biases; each is imported by a run that uses it."""
+    return [
+        _impl("logger", "tensorboard", "events.tensorboard:TensorBoard", "RUN/tensorboard"),
+        _impl("logger", "trackio", "events.trackers:Trackio", "rows to trackio"),
+        _impl("logger", "wandb", "events.trackers:Wandb", "rows to Weights & Biases"),
+    ]
+
+
+@hookimpl
+def k3_register_memory_policy() -> Iterable[Impl]:
+    """What becomes of saved activations: kept, made again, rounded, moved to the host."""
+    return [
+        _impl("memory_policy", "keep", "memory.base:Keep", "saved as they are"),
+        _impl("memory_policy", "recompute", "memory.recompute:Recompute", "run again in backward"),
+        _impl("memory_policy", "fp8", "memory.fp8:FP8", "E4M3 in blocks of 128 values"),
+        _impl("memory_policy", "offload", "memory.offload:Offload", "host memory, with prefetch"),
     ]
 
 

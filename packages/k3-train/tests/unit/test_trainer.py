@@ -25,6 +25,8 @@ KEYS = [
     "max_over_mean_load",
     "dead_experts",
     "mtp_loss",
+    "max_logit",
+    "clipped_heads",
 ]
 
 
@@ -118,6 +120,34 @@ def test_accumulation_equals_one_big_batch_with_unequal_labels(tmp_path, make_tr
     torch.testing.assert_close(got[3][bias], want[3][bias], atol=1e-5, rtol=0)
 
 
+def test_biases_move_once_a_step_and_not_at_every_micro_batch(tmp_path, make_trainer):
+    trainer = make_trainer(tmp_path, "balance.name=sign", "balance.sign_rate=0.01")
+    bias_E = trainer.state.balancer.biases[0]
+    assert not bias_E.any()
+    gradients(trainer, [trainer.sampler.batch(0, micro) for micro in range(4)])
+    assert 0 < bias_E.abs().max() < 2 * 0.01
+
+
+def test_an_auxiliary_loss_weighs_as_much_as_the_loss_of_its_micro_batch(tmp_path, make_trainer):
+    """Its part of the gradients of a step is the mean over equal micro-batches."""
+    router = "language_model.model.layers.1.block_sparse_moe.gate.weight"
+
+    def part_of(name, batches):
+        grads = []
+        for weight in (0.0, 10.0):
+            settings = ("balance.name=auxiliary", f"balance.auxiliary_weight={weight}")
+            trainer = make_trainer(tmp_path / f"{name}{weight}", *settings, "optim.clip_norm=0.0")
+            grads.append(gradients(trainer, batches)[0][router])
+        assert (grads[1] - grads[0]).abs().max() > 1e-4
+        return grads[1] - grads[0]
+
+    sampler = make_trainer(tmp_path / "sampler").sampler
+    first, second = sampler.batch(0), sampler.batch(1)
+    both = part_of("both", [first, second])
+    alone = part_of("first", [first]) + part_of("second", [second])
+    torch.testing.assert_close(both, alone / 2, atol=1e-5, rtol=1e-3)
+
+
 def test_gradients_are_clipped_to_the_global_norm(tmp_path, make_trainer):
     trainer = make_trainer(tmp_path, "optim.clip_norm=0.01")
     grads, _, norm, _ = gradients(trainer, [trainer.sampler.batch(0)])
@@ -139,7 +169,7 @@ def test_evaluation_does_not_enter_the_balance(tmp_path, make_trainer):
     assert int(balancer.state_tensors()["num_tokens"].sum()) == 24
 
 
-@pytest.mark.parametrize("balancer", ["quantile_histogram", "quantile_exact"])
+@pytest.mark.parametrize("balancer", ["quantile_histogram", "quantile_exact", "sign"])
 def test_padding_and_recomputation_do_not_enter_balance_and_loads(tmp_path, make_trainer, balancer):
     trainer = make_trainer(tmp_path, f"balance.name='{balancer}'")
     model, balance, loads = trainer.state.model, trainer.state.balancer, trainer.loads
@@ -157,6 +187,8 @@ def test_padding_and_recomputation_do_not_enter_balance_and_loads(tmp_path, make
     assert int(loads.counts_LE.sum()) == 20 * top_k
     if balancer == "quantile_histogram":
         assert int(observed["num_tokens"].sum()) == 20
+    elif balancer == "sign":
+        assert int(observed["counts.0"].sum()) == 20 * top_k
     else:
         assert [len(required_TE) for required_TE in observed.values()] == [20]
 

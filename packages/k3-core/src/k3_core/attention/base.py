@@ -14,7 +14,11 @@ from k3_core.ops import OpSet
 
 
 class Attention(Protocol):
-    """An nn.Module; its parameters carry the released names below `self_attn.`."""
+    """An nn.Module; its parameters carry the released names below `self_attn.`.
+
+    One of softmax may have what QK-Clip needs, as `GatedMLA` has it: `num_heads`, `observer` and
+    `scale_scores`.
+    """
 
     ops: OpSet
 

@@ -6,6 +6,8 @@ X = C + R cached values a token, Q rank of the queries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,9 @@ class GatedMLA(nn.Module):
         self.nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
         self.value_dim, self.latent_dim = config.v_head_dim, config.kv_lora_rank
         self.scale = (self.nope_dim + self.rope_dim) ** -0.5
+        self.observer: Callable[[Tensor], None] | None = None
+        """Called in every training forward pass, in a recomputation of it too, with the largest
+        scaled score [H] of each head; QK-Clip sets it."""
         model, eps = config.hidden_size, config.mla_norm_eps
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_a_proj = Linear(model, config.q_lora_rank, ops, **like)
@@ -92,7 +97,8 @@ class GatedMLA(nn.Module):
 
     def _prefill(self, q_THD: Tensor, latent_TX: Tensor, batch: SequenceBatch) -> Tensor:
         k_SHD, v_SHV = self.expand(self._whole_sequences(latent_TX, batch))
-        return self.ops.mla_prefill(
+        attend = partial(
+            self.ops.mla_prefill,
             q_THD,
             k_SHD,
             v_SHV,
@@ -102,6 +108,25 @@ class GatedMLA(nn.Module):
             seqlens_q=batch.seqlens,
             seqlens_k=batch.total_lengths,
         )
+        if self.observer is None or not self.training:
+            return attend()
+        o_THV, largest_H = attend(return_max=True)
+        self.observer(largest_H)
+        return o_THV
+
+    @torch.no_grad()
+    def scale_scores(self, factor_H: Tensor) -> None:
+        """Multiply the scores of each head by a positive factor [H], in the weights (report 5).
+
+        A score is a part of this head's query and key, which share the factor, and a part of its
+        query and the key that all heads share, where only the query can take it.
+        """
+        root_H11, factor_H11 = factor_H.sqrt()[:, None, None], factor_H[:, None, None]
+        query_HDQ = self.q_b_proj.weight.view(self.num_heads, -1, self.q_b_proj.weight.shape[-1])
+        query_HDQ[:, : self.nope_dim].mul_(root_H11)
+        query_HDQ[:, self.nope_dim :].mul_(factor_H11)
+        kv_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
+        kv_HDC[:, : self.nope_dim].mul_(root_H11)
 
     def _whole_sequences(self, latent_TX: Tensor, batch: SequenceBatch) -> Tensor:
         """Latents of the cached tokens and the new ones, packed."""

@@ -42,6 +42,9 @@ class Router(nn.Module):
         count (None: all); load balancers set it."""
         self.histogram_EB: Tensor | None = None
         """int32; a load balancer's, to which the op adds what a training forward pass requires."""
+        self.auxiliary: Callable[[Routes, Tensor | None], Routes] | None = None
+        """Given the routes and the mask of every training forward pass, of recomputations too, it
+        returns the routes with a gradient of its own; balancers that add a loss set it."""
 
     def forward(
         self,
@@ -57,10 +60,11 @@ class Router(nn.Module):
         is_seen = self.training and replay is None and not is_recompute()
         has_balancer = self.observer is not None or self.histogram_EB is not None
         counting: dict[str, Tensor | None] = {}
+        is_first_T = is_counted_T
         if is_seen and has_balancer:
-            is_counted_T = first_pass(is_counted_T, logits_TE)
+            is_first_T = first_pass(is_counted_T, logits_TE)
             if self.histogram_EB is not None:
-                counting = {"histogram_EB": self.histogram_EB, "is_counted_T": is_counted_T}
+                counting = {"histogram_EB": self.histogram_EB, "is_counted_T": is_first_T}
         routes = self.ops.route_topk(
             logits_TE,
             self.e_score_correction_bias,
@@ -75,7 +79,9 @@ class Router(nn.Module):
         if replay is not None:
             return self._replayed(routes, replay)
         if is_seen and self.observer is not None:
-            self.observer(routes, is_counted_T)
+            self.observer(routes, is_first_T)
+        if self.training and self.auxiliary is not None:
+            routes = self.auxiliary(routes, is_counted_T)
         return routes
 
     def _replayed(self, routes: Routes, replay: Tensor | tuple[Tensor, Tensor]) -> Routes:

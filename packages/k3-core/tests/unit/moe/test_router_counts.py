@@ -105,7 +105,39 @@ def test_a_training_pass_counts_once(router, way, mask):
     check_counts(router, mask, passes=2)
 
 
+class CarrySquares(torch.autograd.Function):
+    """The first argument; in the backward the second, a loss, gets the gradient one."""
+
+    @staticmethod
+    def forward(ctx, weight_Tk, loss):
+        return weight_Tk.view_as(weight_Tk)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, torch.ones(())
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_an_auxiliary_gradient_enters_once_however_activations_are_computed(router, way):
+    def gradient():
+        x = logits()
+        way(lambda logits_TE: router(logits_TE, None, MASK).weight_Tk.cos())(x).sum().backward()
+        return x.grad
+
+    plain = gradient()
+    torch._dynamo.reset()
+    router.auxiliary = lambda routes, mask_T: routes._replace(
+        weight_Tk=CarrySquares.apply(
+            routes.weight_Tk, (routes.scores_TE.square() * mask_T[:, None]).sum()
+        )
+    )
+    scores = torch.sigmoid(logits().detach())
+    squares = 2 * scores * scores * (1 - scores) * MASK[:, None]
+    torch.testing.assert_close(gradient() - plain, squares)
+
+
 def test_evaluation_and_replayed_routes_count_nothing(router):
+    router.auxiliary = lambda routes, mask_T: pytest.fail("only a training pass has losses")
     routes = router.eval()(logits())
     router.train()(logits(), routes.idx_Tk)
     assert not router.histogram_EB.any() and not router.seen_E.any()

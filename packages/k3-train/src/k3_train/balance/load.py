@@ -24,20 +24,25 @@ class LoadSummary:
     num_dead: int
 
 
+@torch.no_grad()
+def add_loads(counts_E: Tensor, routes: Routes, is_counted_T: Tensor | None = None) -> None:
+    """Add to int64 counts how many routes each expert got, of the tokens that count."""
+    idx_Tk = routes.idx_Tk
+    one_Tk = torch.ones_like(idx_Tk)
+    if is_counted_T is not None:
+        one_Tk = one_Tk * is_counted_T[:, None]
+    counts_E.scatter_add_(0, idx_Tk.flatten(), one_Tk.flatten())
+
+
 class LoadTracker:
     """Accumulates how many routes every expert of every router got."""
 
     def __init__(self, num_routers: int, num_experts: int, device: torch.device) -> None:
         self.counts_LE = torch.zeros(num_routers, num_experts, dtype=torch.int64, device=device)
 
-    @torch.no_grad()
     def observe(self, router: int, routes: Routes, is_counted_T: Tensor | None = None) -> None:
         """Add the routes of one micro-batch, of the tokens that count."""
-        idx_Tk = routes.idx_Tk
-        one_Tk = torch.ones_like(idx_Tk)
-        if is_counted_T is not None:
-            one_Tk = one_Tk * is_counted_T[:, None]
-        self.counts_LE[router].scatter_add_(0, idx_Tk.flatten(), one_Tk.flatten())
+        add_loads(self.counts_LE[router], routes, is_counted_T)
 
     def summary(self) -> LoadSummary:
         """Summarise and start counting again; a model without routers reads 1.0 and 0."""

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.histogram import required_biases
+from k3_train.balance.quantile import check_top_k, moved
+from k3_train.config import BalanceSection
 
 
 class ExactQuantileBalancer:
     """Moves every bias to the exact quantile of the required biases, then centres the mean."""
 
-    def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None:
-        del num_bins
-        self.biases = list(biases)
+    def __init__(self, biases: Sequence[Tensor], *, top_k: int, settings: BalanceSection) -> None:
+        self.biases, self.ema = list(biases), settings.ema
         self.top_k = check_top_k(self.biases, top_k)
         self._required: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in self.biases]
 
@@ -35,8 +36,13 @@ class ExactQuantileBalancer:
             required_TE = _joined(parts) if parts else None
             if required_TE is not None and len(required_TE):
                 rank = len(required_TE) * self.top_k // len(bias_E) + 1
-                quantile_E = required_TE.kthvalue(rank, dim=0).values.double()
-                bias_E.copy_(quantile_E - quantile_E.mean())
+                quantile_E = required_TE.kthvalue(rank, dim=0).values
+                bias_E.copy_(moved(bias_E, quantile_E, self.ema))
+            parts.clear()
+
+    def forget(self) -> None:
+        """Drop what was kept."""
+        for parts in self._required:
             parts.clear()
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -58,16 +64,3 @@ class ExactQuantileBalancer:
 def _joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """Required biases of all parts, of the tokens that count: this waits for a GPU."""
     return torch.cat([part if keep is None else part[keep] for part, keep in parts])
-
-
-def check_top_k(biases: Sequence[Tensor], top_k: int) -> int:
-    """`top_k`, if it leaves a cutoff in every router; all routers have the same experts."""
-    sizes = {len(bias_E) for bias_E in biases}
-    if len(sizes) > 1:
-        raise ValueError(f"the routers have different numbers of experts: {sorted(sizes)}")
-    if sizes and not 1 <= top_k < min(sizes):
-        raise ValueError(
-            f"quantile balancing needs 1 <= top_k < experts, got top_k {top_k} of {min(sizes)}; "
-            "with every expert chosen there is nothing to balance: use balance.name = 'none'"
-        )
-    return top_k

@@ -13,20 +13,19 @@ from torch import Tensor
 
 from k3_core.ops.route_topk import Routes
 from k3_core.ops.route_topk.histogram import add_required_biases, bin_range
-from k3_train.balance.quantile_exact import check_top_k
+from k3_train.balance.quantile import check_top_k, moved
+from k3_train.config import BalanceSection
 
 
 class HistogramQuantileBalancer:
     """Moves every bias to the interpolated quantile of a histogram of required biases."""
 
-    def __init__(self, biases: Sequence[Tensor], *, top_k: int, num_bins: int) -> None:
-        if num_bins < 1:
-            raise ValueError(f"balance.num_bins must be at least 1, got {num_bins}")
-        self.biases = list(biases)
+    def __init__(self, biases: Sequence[Tensor], *, top_k: int, settings: BalanceSection) -> None:
+        self.biases, self.ema = list(biases), settings.ema
         self.top_k = check_top_k(self.biases, top_k)
-        self.num_bins = num_bins
+        self.num_bins = settings.num_bins
         self.histograms = [
-            torch.zeros(len(bias_E), num_bins, dtype=torch.int32, device=bias_E.device)
+            torch.zeros(len(bias_E), self.num_bins, dtype=torch.int32, device=bias_E.device)
             for bias_E in self.biases
         ]
         """Counts [E, B] of each router since the last update, a tensor each: a graph that writes
@@ -53,8 +52,13 @@ class HistogramQuantileBalancer:
             target = num_routes / torch.full_like(num_routes, len(bias_E))
             low, width = (value.double() for value in bin_range(bias_E, self.num_bins))
             quantile_E = low + quantile_position(counts_EB, target) * width
-            moved_E = (quantile_E - quantile_E.mean()).to(bias_E.dtype)
+            moved_E = moved(bias_E, quantile_E, self.ema).to(bias_E.dtype)
             bias_E.copy_(torch.where(num_routes > 0, moved_E, bias_E))
+            counts_EB.zero_()
+
+    def forget(self) -> None:
+        """Drop the counts."""
+        for counts_EB in self.histograms:
             counts_EB.zero_()
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -37,8 +37,10 @@ class PackedSampler:
     remainder, so the mix is exact in every batch. `num_micro` is the number of micro-batches of
     one optimizer step. The label of a position is the next token of its document, also where a
     cut ends the sequence; the last token of a document has none, nor has a target whose mask is 0.
-    Documents of `long_tokens` tokens or more come `long_repeats` times an epoch; 0 is no limit, and
-    none is repeated.
+    Samplers of one `grain` (a multiple of their `max_seq_len`, which it is by default) cut the
+    same streams into pieces of different lengths: one can go on at the offsets `starts` where
+    another ended, and no token comes twice. Documents of `long_tokens` tokens or more come
+    `long_repeats` times an epoch; 0 is no limit, and none is repeated.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class PackedSampler:
         seed: int,
         *,
         num_micro: int = 1,
+        grain: int | None = None,
+        starts: Sequence[int] | None = None,
         long_tokens: int = 0,
         long_repeats: int = 1,
     ) -> None:
@@ -62,9 +66,20 @@ class PackedSampler:
                 f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len}, "
                 f"num_micro {num_micro} and long_repeats {long_repeats} must be at least 1"
             )
+        self.grain, self.seed = max_seq_len if grain is None else grain, seed
+        if self.grain % max_seq_len:
+            raise K3Error(f"grain {grain} must be a multiple of max_seq_len {max_seq_len}")
+        self.files = list(files)
         self.shares = _shares(weights, tokens_per_batch)
+        self.starts = [0] * len(files) if starts is None else list(starts)
         self._streams = [
-            _Stream(file, max_seq_len, (seed, index), _repeats(file, long_tokens, long_repeats))
+            _Stream(
+                file,
+                max_seq_len,
+                self.grain,
+                (seed, index),
+                _repeats(file, long_tokens, long_repeats),
+            )
             for index, file in enumerate(files)
         ]
         self._names = [file.path.name for file in files]
@@ -79,29 +94,48 @@ class PackedSampler:
             raise K3Error(f"step {step} must be >= 0 and micro {micro} in 0..{self._num_micro - 1}")
         position = step * self._num_micro + micro
         parts = [
-            stream.read(position * share, share)
-            for stream, share in zip(self._streams, self.shares, strict=True)
+            stream.read(start + position * share, share)
+            for stream, share, start in zip(self._streams, self.shares, self.starts, strict=True)
             if share
         ]
         inputs, labels, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), tuple(lengths.tolist()))
 
-    def source_tokens(self, num_steps: int) -> dict[str, tuple[int, float]]:
-        """(tokens, epochs) that the first `num_steps` optimizer steps read, by token file."""
-        found = {}
-        for name, share, stream in zip(self._names, self.shares, self._streams, strict=True):
-            tokens = num_steps * self._num_micro * share
-            found[name] = tokens, tokens / max(stream.num_tokens, 1)
-        return found
+    def offsets(self, step: int) -> list[int]:
+        """How many tokens of each file's stream were read before `step`."""
+        read = step * self._num_micro
+        return [start + read * share for start, share in zip(self.starts, self.shares, strict=True)]
+
+    def position(self, step: int) -> dict[str, object]:
+        """Where `step` begins and what of, in JSON values; equal when the tokens are the same."""
+        streams = {
+            file.path.name: {"offset": offset, "sha256": file.manifest["sha256"]["tokens.bin"]}
+            for file, offset in zip(self.files, self.offsets(step), strict=True)
+            if offset
+        }
+        return {"seed": self.seed, "grain": self.grain, "streams": streams}
+
+    def source_tokens(self, step: int) -> dict[str, tuple[int, float]]:
+        """(tokens, epochs) of each token file that were read before `step`."""
+        return {
+            file.path.name: (tokens, tokens / max(stream.num_tokens, 1))
+            for file, stream, tokens in zip(
+                self.files, self._streams, self.offsets(step), strict=True
+            )
+        }
 
 
 class _Stream:
-    """The endless token stream of one file; document i comes `repeats[i]` times an epoch."""
+    """The endless token stream of one file: grains in a permutation, each cut into pieces.
+
+    Document i comes `repeats[i]` times an epoch.
+    """
 
     def __init__(
         self,
         file: TokenFile,
         max_seq_len: int,
+        grain: int,
         seed: tuple[int, int],
         repeats: npt.NDArray[np.int64],
     ) -> None:
@@ -115,6 +149,8 @@ class _Stream:
         rank = np.arange(num_pieces.sum()) - np.repeat(first, num_pieces)
         self._stop = np.repeat(ends, num_pieces)  # end of the piece's document
         self._start = np.repeat(starts, num_pieces) + rank * max_seq_len
+        is_first = rank % (grain // max_seq_len) == 0
+        self._grain = np.cumsum(is_first) - 1  # number of the grain of each piece
         self._length = np.minimum(max_seq_len, self._stop - self._start)
         self._epoch = lru_cache(maxsize=2)(self._permute)
 
@@ -129,7 +165,11 @@ class _Stream:
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
     def _permute(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.random.default_rng((*self._seed, epoch)).permutation(len(self._start))
+        num_grains = int(self._grain[-1]) + 1 if len(self._grain) else 0
+        grains = np.random.default_rng((*self._seed, epoch)).permutation(num_grains)
+        place = np.empty_like(grains)
+        place[grains] = np.arange(num_grains)
+        order = np.argsort(place[self._grain], kind="stable")  # pieces of a grain stay in order
         return order, np.concatenate(([0], np.cumsum(self._length[order])))
 
     def _slice(self, epoch: int, offset: int, count: int) -> tuple[npt.NDArray[np.int64], ...]:

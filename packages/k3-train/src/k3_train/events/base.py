@@ -35,6 +35,16 @@ class TrainerEvent:
     def gradients(self, trainer: Trainer) -> None:
         """All micro-batches of a step went backward; `p.grad` holds their sum, unclipped."""
 
+    def accepts(self, trainer: Trainer, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether the update may be made; asked after `gradients`, with what `stepped` gets.
+
+        When one says no, the step is skipped: its batches count as read, all else stays as it was.
+        """
+        return True
+
+    def skipped(self, trainer: Trainer) -> None:
+        """A step was skipped instead of made: forget what was observed of it."""
+
     def stepped(self, trainer: Trainer, metrics: Mapping[str, Tensor]) -> None:
         """A step is done: parameters and biases are new, `trainer.state.step` counts it.
 
@@ -80,6 +90,15 @@ class Events(TrainerEvent):
         """Tell each."""
         for event in self._all():
             event.gradients(trainer)
+
+    def accepts(self, trainer: Trainer, metrics: Mapping[str, Tensor]) -> bool:
+        """Ask each in turn until one says no."""
+        return all(event.accepts(trainer, metrics) for event in self._all())
+
+    def skipped(self, trainer: Trainer) -> None:
+        """Tell each."""
+        for event in self._all():
+            event.skipped(trainer)
 
     def stepped(self, trainer: Trainer, metrics: Mapping[str, Tensor]) -> None:
         """Tell each."""

@@ -1,21 +1,27 @@
 """From a configuration to a trainer: model, optimizer, balancer, sampler, by the registry."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from k3_core.config import ConfigError, K3Config
+from k3_core.checkpoint.source import resolve_source
+from k3_core.config import ConfigError, K3Config, count_parameters
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import ModelSection, TrainConfig
 from k3_train.events.base import Events, TrainerEvent
+from k3_train.loop.curriculum import Curriculum, StagedSchedule
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
+from k3_train.memory.apply import apply_memory
+
+_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 def choose_device(name: str) -> torch.device:
@@ -28,10 +34,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def peak_flops(device: torch.device) -> float:
+    """Dense bf16 FLOP/s of a GPU by its data sheet; infinite where it is not known here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in _PEAKS.items() if part in name), math.inf)
+
+
 def model_config(section: ModelSection) -> K3Config:
     """The configuration of the model to train."""
     if section.init_from:
-        return K3Config.from_file(Path(section.init_from) / "config.json")
+        return K3Config.from_file(resolve_source(section.init_from))
     if section.config:
         return K3Config.from_file(Path(section.config))
     return K3Config.preset(section.preset)
@@ -62,7 +74,14 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
     )
     return Trainer(
-        stepper, sampler, loads, run=config.run, peak_lr=config.optim.muon_lr, folder=folder
+        stepper,
+        sampler,
+        loads,
+        run=config.run,
+        peak_lr=config.optim.muon_lr,
+        folder=folder,
+        num_micro=Curriculum(config).num_micro,
+        mfu_per_token=6 * count_parameters(model.config).active / peak_flops(device),
     )
 
 
@@ -70,11 +89,12 @@ def build_schedule(config: TrainConfig) -> Schedule:
     """The schedule over the horizon of the configuration."""
     section = config.schedule
     target: Any = resolve("schedule", section.name, overrides=config.impl).load()
-    return target(
+    schedule: Schedule = target(
         total_steps=section.total_steps,
         warmup_ratio=section.warmup_ratio,
         min_lr_ratio=section.min_lr_ratio,
     )
+    return StagedSchedule(schedule, Curriculum(config)) if config.curriculum else schedule
 
 
 def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGeneration:
@@ -93,6 +113,7 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
     if device.type == "cuda":
         # Parameters are float32, but under autocast the ops see bfloat16.
         model.bind_ops("cuda", "bfloat16")
+    apply_memory(model, config.memory, config.impl)
     return model
 
 
@@ -104,12 +125,15 @@ def _routers(model: nn.Module) -> list[Any]:
 def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:
     target: Any = resolve("balancer", config.balance.name, overrides=config.impl).load()
     biases = [router.e_score_correction_bias for router in routers]
-    return target(biases, top_k=top_k, num_bins=config.balance.num_bins)
+    return target(biases, top_k=top_k, settings=config.balance)
 
 
 def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None:
     histograms: Any = getattr(balancer, "histograms", None)
+    auxiliary: Any = getattr(balancer, "auxiliary", None)
     for index, router in enumerate(routers):
+        if auxiliary is not None:
+            router.auxiliary = auxiliary
         is_counted_by_op = histograms is not None and hasattr(router, "histogram_EB")
         if is_counted_by_op:
             router.histogram_EB = histograms[index]
@@ -128,7 +152,15 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 
 
 def _events(config: TrainConfig) -> Events:
-    chosen = {"trainer_event": config.run.events, "logger": config.run.loggers}
+    is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
+    # The guard comes first: what it skips, the others do not take for a step.
+    own = {
+        "guard": is_guarded,
+        "qk_clip": bool(config.optim.qk_clip_tau),
+        "stages": bool(config.curriculum),
+    }
+    wanted = tuple(name for name in own if own[name] and name not in config.run.events)
+    chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:

@@ -21,7 +21,8 @@ from k3_train.optim.base import Optimizer
 class TrainState:
     """The model, what updates it, and how far it is.
 
-    step: finished optimizer steps. tokens: tokens read by them.
+    step: finished optimizer steps. tokens: tokens read by them. micro: finished micro-batches of
+    the step under way, whose gradients and sums of metrics are then part of the state.
     """
 
     model: K3ForConditionalGeneration
@@ -30,6 +31,13 @@ class TrainState:
     step: int = 0
     tokens: int = 0
     events: Events = field(default_factory=lambda: Events({}))
+    micro: int = 0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def meta(self) -> dict[str, int]:
+        """Where the run is, in numbers."""
+        return {"step": self.step, "tokens": self.tokens, "micro": self.micro}
 
     def tensors(self) -> dict[str, Tensor]:
         """The state, live (not copied): model, optimizer, balancer, events and generators."""
@@ -40,19 +48,22 @@ class TrainState:
             "events": self.events.state_tensors(),
             "rng": _rng_states(),
         }
+        if self.micro:
+            named = self.model.named_parameters()
+            grads = {name: param.grad for name, param in named if param.grad is not None}
+            parts |= {"gradients": grads, "metrics": self.metrics}
         return {
             f"{part}.{name}": tensor.detach()
             for part, tensors in parts.items()
             for name, tensor in tensors.items()
         }
 
-    def snapshot(self) -> tuple[dict[str, Tensor], int, int]:
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """A copy of the state, for `restore`."""
-        copies = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        return copies, self.step, self.tokens
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}, self.meta
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor], step: int, tokens: int) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, int]) -> None:
         """Take a state back in place. CheckpointError names tensors that do not fit."""
         own = {name: t for name, t in self.tensors().items() if name.startswith("model.")}
         given = {name: t for name, t in tensors.items() if name.startswith("model.")}
@@ -72,7 +83,15 @@ class TrainState:
         self.balancer.load_state_tensors(_part(tensors, "balancer."))
         self.events.load_state_tensors(_part(tensors, "events."))
         _set_rng_states(_part(tensors, "rng."))
-        self.step, self.tokens = step, tokens
+        grads = _part(tensors, "gradients.")
+        for name, param in self.model.named_parameters():
+            grad = grads.get(name)
+            param.grad = None if grad is None else grad.to(param.device, copy=True)
+        self.metrics = {
+            name: tensor.to(self.model.device, copy=True)
+            for name, tensor in _part(tensors, "metrics.").items()
+        }
+        self.step, self.tokens, self.micro = meta["step"], meta["tokens"], meta.get("micro", 0)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

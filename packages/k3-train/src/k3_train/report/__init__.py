@@ -1,0 +1,1 @@
+"""What a run shows of itself: diagnostics while it trains, and one page about it (repository 6)."""
