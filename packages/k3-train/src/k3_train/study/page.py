@@ -90,9 +90,10 @@ def _scale_part(study: Study, name: str, rows: list[dict]) -> str:
     found = {arm.name: _full_rows(plan, arm) for arm in plan.arms}
     device = ", ".join(sorted({row["device"] for row in rows}))
     about = (
-        f"{scale.tokens:,} tokens a run, {scale.seeds} seeds, learning rates searched on "
-        f"{scale.search_tokens:,} tokens, on {device}. A bar is the mean of the seeds plus and "
-        "minus their standard deviation; one seed has no bar."
+        f"{scale.tokens:,} tokens a run; seeds: {scale.seeds}; learning rates searched on "
+        f"{scale.search_tokens:,} tokens; on {device}. A bar is the mean of the seeds plus and "
+        "minus their standard deviation; one seed has no bar. A dash: not reached, or the run "
+        "stopped."
     )
     return (
         f"<h2>Scale {name}</h2>"
@@ -167,7 +168,8 @@ def _curves(study: Study, found: Mapping[str, list[Row]]) -> Iterator[str]:
                     lines[arm] = [(x, y) for x, y in points if y is not None]
             if lines:
                 title = f"{name} while training {variant.strip('/')}"
-                yield line_chart(lines, title, x="tokens", is_log=name != "loss")
+                is_log = name == "max_over_mean_load"
+                yield line_chart(lines, title, x="tokens", is_log=is_log)
 
 
 def _law_part(found: Mapping[str, list[Row]]) -> str:

@@ -16,6 +16,7 @@ from k3_core.config.text import LinearAttnConfig, TextConfig
 from k3_core.errors import K3Error, nearest
 from k3_core.plugins import resolve
 from k3_train.config import TrainConfig, load_train_config
+from k3_train.loop.build import choose_device
 from k3_train.study.declare import Arm, Scale
 
 BASE = "k3-test"
@@ -100,6 +101,7 @@ def check_arm(arm: Arm, scale: Scale) -> None:
     try:
         model_config(arm, scale)
         config = _train_config(arm, scale, job_of(arm, scale, "full", 1.0, 0), {})
+        choose_device(config.run.device)
         resolve("optimizer", config.optim.name, overrides=config.impl)
         resolve("schedule", config.schedule.name, overrides=config.impl)
         resolve("balancer", config.balance.name, overrides=config.impl)

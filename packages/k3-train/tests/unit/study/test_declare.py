@@ -1,6 +1,7 @@
 """Studies as data: what ships is complete, names are checked, variants and scales combine."""
 
 import pytest
+import torch
 
 from k3_core.config import ConfigError
 from k3_core.errors import K3Error
@@ -105,6 +106,12 @@ def test_an_arm_that_cannot_run_is_an_error_that_names_it(arm, missing):
     with pytest.raises(K3Error, match="arm odd of this study cannot run") as error:
         check_arm(arm, load_study("balance").scale("tiny"))
     assert missing in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_scale_of_a_gpu_is_refused_at_once_without_one():
+    with pytest.raises(K3Error, match=r"arm a .* no GPU is usable"):
+        check_arm(Arm("a"), load_study("balance").scale("h200"))
 
 
 def test_a_run_is_identified_by_everything_that_the_study_states(own):
