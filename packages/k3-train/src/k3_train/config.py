@@ -54,6 +54,8 @@ class DataSection:
 class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
+    muon_scale: how Muon's update follows the shape of its block: match_rms_adamw, 0.2 sqrt(larger
+    side), or original, sqrt(rows / columns) where that is above 1.
     clip_norm: global gradient norm; 0 turns clipping off.
     qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
     is not disclosed); 0 turns QK-Clip off.
@@ -66,6 +68,7 @@ class OptimConfig:
     weight_decay: float = 0.1
     momentum: float = 0.95
     newton_schulz_steps: int = 5
+    muon_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -75,16 +78,19 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleSection:
-    """Schedule by registry name; 1 % warm-up is the report's.
+    """Schedule by registry name: cosine, wsd or constant; 1 % warm-up is the report's.
 
     total_steps: the horizon; 0 means the planned steps of a run given in minutes, else `run.steps`,
     or `DEFAULT_HORIZON` when that is 0 too. The learning rate stays at its floor after it.
+    min_lr_ratio: the floor of cosine and wsd. decay_ratio: the share of the horizon in which wsd
+    decays.
     """
 
     name: str = "cosine"
     total_steps: int = 0
     warmup_ratio: float = 0.01
     min_lr_ratio: float = 0.1
+    decay_ratio: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "schedule.total_steps": (0, math.inf),
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
+    "schedule.decay_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
     "balance.ema": (0, _BELOW_ONE),
     "balance.sign_rate": (0, math.inf),

@@ -41,7 +41,9 @@ def start_bias(seed, num_experts):
 
 def updated(balancer_class, routes, bias_E, top_k, num_bins=NUM_BINS, ema=0.0):
     bias_E = bias_E.clone()
-    balancer = balancer_class([bias_E], top_k=top_k, settings=BalanceSection(num_bins=num_bins, ema=ema))
+    balancer = balancer_class(
+        [bias_E], top_k=top_k, settings=BalanceSection(num_bins=num_bins, ema=ema)
+    )
     balancer.observe(0, routes)
     balancer.update()
     return bias_E
@@ -73,7 +75,9 @@ def test_exact_bias_is_the_sorted_required_bias(case):
 def test_histogram_is_within_one_bin_of_the_ranked_required_bias(case, num_bins):
     seed, num_tokens, num_experts, top_k = case
     logits_TE, bias_E = logits(seed, num_tokens, num_experts), start_bias(seed, num_experts)
-    balancer = HistogramQuantileBalancer([bias_E], top_k=top_k, settings=BalanceSection(num_bins=num_bins))
+    balancer = HistogramQuantileBalancer(
+        [bias_E], top_k=top_k, settings=BalanceSection(num_bins=num_bins)
+    )
     balancer.observe(0, route(logits_TE, bias_E, top_k))
     target = num_tokens * top_k / num_experts
     low, high = float(bias_E.min()) - 1, float(bias_E.max()) + 1
