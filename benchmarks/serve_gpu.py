@@ -30,6 +30,7 @@ from k3_core.engine.sequence import Sequence
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.moe.experts import ExpertBank
 from k3_core.moe.router import Router
+from k3_serve.engine.classes import RequestClass
 from k3_serve.engine.core import ContinuousEngine
 from k3_serve.engine.plan import StepPlan
 from k3_serve.engine.runner import StepLogits
@@ -39,6 +40,8 @@ CONTEXTS = {1: (1024,), 8: (1024,), 64: (1024, 8192, 32768)}
 """Tokens of context a sequence, by the number of sequences."""
 OUTPUT = 1024
 """Tokens that a sequence may add to its context: none ends while others are still in prefill."""
+ALIKE = (RequestClass("all", 1 << 62, 1, 1.0, 1 << 62),)
+"""Prompts of every length may hold all slots: by default longer ones leave some to short ones."""
 LAUNCH_US = 2.0
 """What a launch inside a graph is taken to cost at most, in the goal for one sequence."""
 
@@ -138,13 +141,23 @@ def decoding_engine(model: K3ForConditionalGeneration, rows: int, context: int) 
     # k3-mini's latents take 1.1 KiB a token; the states and their checkpoints fit beside them.
     cache_bytes = (8 << 30) + 3 * 1024 * rows * most_tokens
     engine = BenchEngine(
-        model, max_batch=rows, max_length=most_tokens, cache_bytes=cache_bytes, token_budget=8192
+        model,
+        max_batch=rows,
+        max_length=most_tokens,
+        cache_bytes=cache_bytes,
+        token_budget=8192,
+        classes=ALIKE,
     )
     vocabulary = model.config.text.vocab_size - 256
     for number in range(rows):
         engine.submit(request(number, context, OUTPUT, vocabulary))
+    begin, num_steps = time.perf_counter(), 0
     while not engine.plans or len(engine.plans[-1].decodes) < rows:
-        engine.step()
+        if not engine.step():
+            raise RuntimeError(f"the requests ended before {rows} decoded at once")
+        num_steps += 1
+    seconds = time.perf_counter() - begin
+    print(f"{rows} prompts of {context} tokens: {num_steps} steps, {seconds:.1f} s", flush=True)
     for _ in range(5):
         engine.step()
     return engine

@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,8 @@ class Recorder:
             setattr(self._ops, name, function)
 
     def _recording(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        # The experts know their activation by its name.
+        @wraps(function)
         def record(*args: Any, **options: Any) -> Any:
             given = list(tensors((args, options)))
             key = (name, *((tuple(x.shape), x.dtype, x.requires_grad) for x in given))

@@ -9,7 +9,8 @@ anything that an earlier kernel of the stream may write or still read, and befor
 of a program; only weights are read before. A kernel is done when all of its programs are, so what
 any earlier kernel wrote is there after the wait. Kernels that know nothing of this wait as ever.
 
-Only in inference mode, where no kernel in front of one of these writes weights.
+Only in inference mode and outside of autocast, where no kernel in front of one of these writes
+weights: a cast of one is such a kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def starts_early(device: torch.device) -> bool:
 def early_launch(num_rows: int, device: torch.device) -> dict[str, bool]:
     """The arguments of a launch for so many rows of a batch: the kernel's, and the launcher's."""
     is_wanted = num_rows <= MAX_ROWS and torch.is_inference_mode_enabled()
-    if not is_wanted or not starts_early(device):
+    if not is_wanted or torch.is_autocast_enabled(device.type) or not starts_early(device):
         return {"IS_EARLY": False}
     return {"IS_EARLY": True, "launch_pdl": True}
 

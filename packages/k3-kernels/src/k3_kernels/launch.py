@@ -1,4 +1,4 @@
-"""What the wrappers of all kernels share: gradient calls, dtypes, dot precision."""
+"""What the wrappers of all kernels share: gradient calls, dtypes, dot precision, layouts."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def check_floats(op: str, **tensors: Tensor) -> None:
 def dot_precision(dtype: torch.dtype) -> str:
     """input_precision of tl.dot: exact products for float32; 16-bit operands ignore it."""
     return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def product_float32(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of two matrices, in float32; on a GPU the sums of 16-bit products are kept."""
+    if a.is_cuda and a.element_size() == 2:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a.float(), b.float())
 
 
 def last_contiguous(x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""A training step of k3-test as one graph, forward and backward, with counts of its routers."""
+"""A training step of k3-test as one graph, forward and backward, with counts of its routers.
+
+On a GPU inductor compiles it, on a CPU nothing is generated from the graph.
+"""
 
 import pytest
 import torch
@@ -10,17 +13,26 @@ from k3_core.model.batch import SequenceBatch
 from k3_core.moe.router import Router
 
 LENGTHS = (9, 1, 5)
-GRADIENT = 1e-5
 NUM_BINS = 50
+IS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if IS_GPU else "cpu"
+# Sums that inductor makes are in another order.
+BACKEND, LOSS, GRADIENT = ("inductor", 1e-5, 1e-3) if IS_GPU else ("aot_eager", 0.0, 1e-5)
+STEPS = [(None, False), (None, True)] + ([] if IS_GPU else [("reference", False)])
+"""Implementations of the kernels, and whether the step is checkpointed."""
 
 
 def model_on(kernels: str | None) -> K3ForConditionalGeneration:
     overrides = {} if kernels is None else {"kernel": kernels}
     generator = torch.Generator().manual_seed(0)
     config = K3Config.preset("k3-test")
-    model = K3ForConditionalGeneration(config, impl_overrides=overrides, generator=generator)
+    model = K3ForConditionalGeneration(
+        config, impl_overrides=overrides, generator=generator, device=DEVICE
+    )
     for router in routers_of(model):
-        router.histogram_EB = torch.zeros(len(router.weight), NUM_BINS, dtype=torch.int32)
+        router.histogram_EB = router.weight.new_zeros(
+            len(router.weight), NUM_BINS, dtype=torch.int32
+        )
     return model.train()
 
 
@@ -29,7 +41,7 @@ def routers_of(model: K3ForConditionalGeneration) -> list[Router]:
 
 
 def loss_of(model: K3ForConditionalGeneration, ids_T: Tensor, labels_T: Tensor) -> Tensor:
-    batch = SequenceBatch.from_lengths(LENGTHS)
+    batch = SequenceBatch.from_lengths(LENGTHS, device=ids_T.device)
     return model.training_loss(ids_T, labels_T, batch)[0]
 
 
@@ -38,16 +50,14 @@ def gradients(model: K3ForConditionalGeneration, step) -> tuple[Tensor, dict[str
     vocabulary, shape = model.config.text.vocab_size, (sum(LENGTHS),)
     ids_T, labels_T = (torch.randint(vocabulary, shape, generator=generator) for _ in range(2))
     model.zero_grad()
-    loss = step(model, ids_T, labels_T)
+    loss = step(model, ids_T.to(DEVICE), labels_T.to(DEVICE))
     loss.backward()
     named = model.named_parameters()
     return loss.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("kernels", "is_checkpointed"), [(None, False), (None, True), ("reference", False)]
-)
+@pytest.mark.parametrize(("kernels", "is_checkpointed"), STEPS)
 def test_step_is_one_graph(kernels, is_checkpointed):
     def step(model, ids_T, labels_T):
         if not is_checkpointed:
@@ -58,8 +68,8 @@ def test_step_is_one_graph(kernels, is_checkpointed):
     model = model_on(kernels)
     expected, plain = gradients(model, loss_of)
     counts = [router.histogram_EB.clone() for router in routers_of(model)]
-    loss, found = gradients(model, torch.compile(step, fullgraph=True, backend="aot_eager"))
-    assert torch.equal(loss, expected) and found.keys() == plain.keys()
+    loss, found = gradients(model, torch.compile(step, fullgraph=True, backend=BACKEND))
+    assert (loss - expected).abs() <= LOSS * expected and found.keys() == plain.keys()
     for name, grad in found.items():
         error = (grad - plain[name]).abs().max() / plain[name].abs().max().clamp(min=1e-12)
         assert error < GRADIENT, name

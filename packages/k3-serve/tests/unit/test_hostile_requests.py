@@ -135,5 +135,5 @@ def test_a_reader_that_stands_still_holds_up_no_other(connection, api, engine, s
         assert api.chat().json()["choices"][0]["message"]["content"] == "four"
     assert "request-0" not in engine.aborted  # it has not ended: the server waits for the reader
     rest = read_all(connection)
-    assert rest.count(b'"content": "a"') == len(text)
+    assert rest.count(b'"content":"a"') == len(text)
     assert b"data: [DONE]" in rest

@@ -43,7 +43,8 @@ class DataSection:
     path: folder of token files; empty builds the default corpus in the run's folder.
     weights: share of the tokens by name of token file; empty goes by their sizes.
     tokens_per_batch: of one micro-batch. max_seq_len: longest piece of a document, in tokens.
-    long_repeats: how often documents of `long_tokens` tokens or more come an epoch; 0 is no limit.
+    long_tokens: from how many tokens on a document is long; 0: none is.
+    long_repeats: how often long documents come in an epoch.
     """
 
     path: str = ""

@@ -12,7 +12,7 @@ from k3_core.config import ConfigError
 from k3_train.config import RANGES, Stage, TrainConfig, load_train_config, write_toml
 from k3_train.schema import config_schema, setting_docs
 
-TABLES = ("impl", "curriculum")
+TABLES = ("impl", "memory", "curriculum")
 SECTIONS = [one for one in dataclasses.fields(TrainConfig) if one.name not in TABLES]
 
 

@@ -67,10 +67,15 @@ class Implementation:
             return restore(tensors, values)
         return unflatten(tensors, self.signature.result)
 
+    @cached_property
+    def constants(self) -> Sequence[int]:
+        """Numbers of the results that have no gradient."""
+        return getattr(self.module, "CONSTANT_RESULTS", ())
+
     def mark_constants(self, ctx: Any, tensors: Sequence[Tensor]) -> None:
         """Tell autograd which results have no gradient."""
-        constants = getattr(self.module, "CONSTANT_RESULTS", ())
-        ctx.mark_non_differentiable(*(tensors[i] for i in constants if i < len(tensors)))
+        if self.constants:
+            ctx.mark_non_differentiable(*(tensors[i] for i in self.constants if i < len(tensors)))
 
     def run_forward(self, values: Values, needs: Needs) -> tuple[Any, Sequence[Tensor]]:
         """The result, and what the backward needs beside arguments."""
@@ -127,10 +132,13 @@ def needs_grad(values: Iterable[Any]) -> bool:
 
 def layout_of(values: Values) -> Layout:
     """Which arguments of a call hold slots."""
-    found = ((name, value, tensors_of(value)) for name, value in values.items())
-    return {
-        name: None if isinstance(value, Tensor) else len(own) for name, value, own in found if own
-    }
+    layout: Layout = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            layout[name] = None
+        elif own := tensors_of(value):
+            layout[name] = len(own)
+    return layout
 
 
 def slots(values: Mapping[str, Any], layout: Layout) -> list[Any]:
@@ -147,13 +155,12 @@ def slots(values: Mapping[str, Any], layout: Layout) -> list[Any]:
 
 def by_argument(flat: Sequence[Any], layout: Layout) -> Needs:
     """The inverse of `slots`."""
-    left = iter(flat)
-    return Needs(
-        {
-            name: next(left) if count is None else tuple(next(left) for _ in range(count))
-            for name, count in layout.items()
-        }
-    )
+    found, first = Needs(), 0
+    for name, count in layout.items():
+        end = first + (count or 1)
+        found[name] = flat[first] if count is None else tuple(flat[first:end])
+        first = end
+    return found
 
 
 class _Differentiable(torch.autograd.Function):
@@ -166,7 +173,8 @@ class _Differentiable(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         result, saved = own.run_forward(values, by_argument(ctx.needs_input_grad[3:], layout))
         # An argument that is returned as it is comes back from `unflatten`.
-        results = [x for x in flatten(result) if not any(x is given for given in tensors)]
+        given = {id(tensor) for tensor in tensors}
+        results = [x for x in flatten(result) if id(x) not in given]
         own.mark_constants(ctx, results)
         kept = [*saved, *(results if own.reads_results else ())]
         ctx.own, ctx.layout, ctx.num_kept = own, layout, len(kept)

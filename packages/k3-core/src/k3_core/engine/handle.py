@@ -90,13 +90,14 @@ class EventStream:
         """What a prefix cache did for the request, for those who look at it; empty without one."""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._events: deque[Event] = deque()
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
         self._waiter: tuple[_Bell, asyncio.Future[None]] | None = None
         self._is_exhausted = False
 
     def put(self, event: Event) -> None:
         """Adds an event and wakes the consumer; called by the engine only."""
-        with self._ready:
+        with self._lock:
             self._events.append(event)
             self._ready.notify()
             waiter, self._waiter = self._waiter, None
@@ -114,7 +115,7 @@ class EventStream:
 
     async def __anext__(self) -> Event:
         while True:
-            with self._ready:
+            with self._lock:  # the condition's own; it is entered in C
                 if self._events:
                     return self._pop()
                 if self._is_exhausted:
@@ -128,7 +129,7 @@ class EventStream:
         return self
 
     def __next__(self) -> Event:
-        with self._ready:
+        with self._lock:
             if self._is_exhausted:
                 raise StopIteration
             self._ready.wait_for(lambda: bool(self._events))

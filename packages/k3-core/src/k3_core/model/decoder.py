@@ -1,4 +1,7 @@
-"""One decoder layer and the stack of them (architecture 3.4). T packed tokens, D model width."""
+"""One decoder layer and the stack of them (architecture 3.4).
+
+T packed tokens, R of them, D model width.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,24 @@ class DecoderLayer(nn.Module):
             self.mlp_res_norm = RMSNorm(model, eps, **like)
             self.mlp_res_proj = Linear(model, 1, **like)
 
-    def forward(self, state: DepthState, batch: SequenceBatch, recorder: Recorder) -> None:
-        """Read, compute and write both sublayers; `state` is updated."""
+    def forward(
+        self,
+        state: DepthState,
+        batch: SequenceBatch,
+        recorder: Recorder,
+        rows_R: Tensor | None = None,
+    ) -> None:
+        """Read, compute and write both sublayers; `state` is updated.
+
+        With `rows` only these tokens go on behind the attention.
+        """
         name = f"layers.{self.layer}"
         x_TD = self._read(state, recorder, is_mlp=False)
         out_TD = self.self_attn(x_TD, batch)
         recorder.add(f"{name}.attn_out", out_TD)
         self.mixer.write(state, out_TD)
+        if rows_R is not None:
+            state.keep(rows_R)
         x_TD = self._read(state, recorder, is_mlp=True)
         out_TD, routes = getattr(self, self.ffn_name)(x_TD, batch)
         recorder.add(f"{name}.mlp_out", out_TD)
@@ -121,13 +135,20 @@ class Decoder(nn.Module):
             raise IndexError(message) from None
 
     def forward(
-        self, embeds_TD: Tensor, batch: SequenceBatch, recorder: Recorder
+        self,
+        embeds_TD: Tensor,
+        batch: SequenceBatch,
+        recorder: Recorder,
+        rows_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Output mix before the final norm, and after it; both [T, D]."""
+        """Output mix before the final norm, and after it; both [T, D], or [R, D] of the `rows`."""
         recorder.add("inputs_embeds", embeds_TD)
         state = self.mixer.start(embeds_TD)
-        for layer in self.layers[: self.num_layers]:
+        last = self.num_layers - 1
+        for layer in self.layers[:last]:
             layer(state, batch, recorder)
+        # No later layer mixes tokens: the others are of no use behind its attention.
+        self.layers[last](state, batch, recorder, rows_R)
         site = None
         if self.mixer.has_sites:
             site = Site(self.output_attn_res_norm, self.output_attn_res_proj)

@@ -177,15 +177,18 @@ class K3ForConditionalGeneration(nn.Module):
         logit_rows: Tensor | None = None,
         output_hidden_states: bool = False,
         output_logits: bool = True,
+        is_cut: bool = False,
     ) -> PackedOutput:
         """One pass over packed tokens: training, prefill, decode or a mixture (design 4).
 
         Give ids [T] or embeddings [T, D]. `logit_rows` (int64) selects the tokens whose logits
-        are wanted. The batch's cache is read, written and advanced; of a verify batch, call
-        `batch.accept` next.
+        are wanted; with `is_cut` nothing of the others is computed behind the last attention. The
+        batch's cache is read, written and advanced; of a verify batch, call `batch.accept` next.
         """
         decoder = self.language_model.model
         recorder = Recorder(output_hidden_states)
+        if is_cut and (logit_rows is None or output_hidden_states or batch.routes):
+            raise ValueError("is_cut needs logit_rows, and has no hidden states or replayed routes")
         self._check_routes(batch)
         if batch.cache is not None:
             batch.cache.check_room(batch.total_lengths)
@@ -195,10 +198,11 @@ class K3ForConditionalGeneration(nn.Module):
             raise ValueError(
                 f"{len(inputs_embeds_TD)} embeddings for a batch of {batch.num_tokens} tokens"
             )
-        mix_TD, hidden_TD = decoder(inputs_embeds_TD, batch, recorder)
+        rows_R = logit_rows if is_cut else None
+        mix_TD, hidden_TD = decoder(inputs_embeds_TD, batch, recorder, rows_R)
         logits = None
         if output_logits:
-            rows = hidden_TD if logit_rows is None else hidden_TD[logit_rows]
+            rows = hidden_TD if logit_rows is None or is_cut else hidden_TD[logit_rows]
             logits = self.language_model.lm_head(rows, state_dtype(self.dtype))
             recorder.add("logits", logits)
         if batch.cache is not None:

@@ -17,9 +17,9 @@ class PackedOutput:
     logits: Tensor | None
     """float32 [T, vocabulary], or the asked rows of it."""
     hidden_TD: Tensor
-    """After the final norm: what the output head reads."""
+    """After the final norm: what the output head reads. With `is_cut` only of the asked rows."""
     mix_TD: Tensor
-    """Before the final norm: what the MTP layer reads."""
+    """Before the final norm: what the MTP layer reads; of the same rows."""
     hidden_states: dict[str, Tensor] | None = None
     """Intermediates by name, packed; see `Recorder`."""
 

@@ -16,7 +16,8 @@ def beside(function: Callable[[], Tensor], device: torch.device) -> Callable[[],
     runs before it asks for the result: a small batch leaves most of a GPU free. Anywhere else the
     host is what launches wait for, or there is no second stream, and it runs at once.
     """
-    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+    is_traced = torch.compiler.is_compiling()
+    if is_traced or device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         result = function()
         return lambda: result
     main, side = torch.cuda.current_stream(device), _side_stream(device)

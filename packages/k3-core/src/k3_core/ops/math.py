@@ -23,3 +23,11 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     if not torch.is_autocast_enabled(x.device.type):
         return _NOTHING
     return torch.autocast(x.device.type, enabled=False)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    """`x` as a product would read it: float32 in the dtype of autocast, where that is on."""
+    device = x.device.type
+    if x.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))

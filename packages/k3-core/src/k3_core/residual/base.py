@@ -2,7 +2,7 @@
 
 A mixer owns no parameters. The decoder holds, for each place that reads the depth (attention and
 MLP of each layer, and the output), a `Site` with the learned norm and pseudo-query, if the mixer
-uses them. T tokens, D model width.
+uses them. T tokens, R of them, D model width.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ class DepthState:
     def parts(self) -> tuple[Tensor | None, Tensor | None]:
         """The running sum and the output that waits to join it, None without one."""
         return self._prefix, self._waiting
+
+    def keep(self, rows_R: Tensor) -> None:
+        """Only these tokens go on."""
+        self.sources = [source_TD[rows_R] for source_TD in self.sources]
+        if self._prefix is not None:
+            self._prefix = self._prefix[rows_R]
+        if self._waiting is not None:
+            self._waiting = self._waiting[rows_R]
 
     def add(self, output_TD: Tensor) -> None:
         """An output joins the running sum, or begins it."""

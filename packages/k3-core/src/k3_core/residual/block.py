@@ -9,6 +9,7 @@ from torch import Tensor
 from k3_core.config import TextConfig
 from k3_core.modules import RMSNorm
 from k3_core.ops import OpSet
+from k3_core.ops.math import in_autocast
 from k3_core.residual.base import DepthState, Site
 
 
@@ -24,8 +25,11 @@ class BlockAttentionResidual:
         self.ops = ops
 
     def start(self, embedding_TD: Tensor) -> DepthState:
-        """The embedding is the running sum until layer 0 closes it."""
-        return DepthState(embedding_TD)
+        """The embedding is the running sum until layer 0 closes it.
+
+        Every later read has it as a source beside what layers wrote, and so in their dtype.
+        """
+        return DepthState(in_autocast(embedding_TD))
 
     def read_attention(self, state: DepthState, layer: int, site: Site | None) -> Tensor:
         """Mix, then close the block when `layer` begins a new one."""

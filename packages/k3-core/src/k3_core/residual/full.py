@@ -4,6 +4,7 @@ from torch import Tensor
 
 from k3_core.config import TextConfig
 from k3_core.ops import OpSet
+from k3_core.ops.math import in_autocast
 from k3_core.residual.base import DepthState, Site
 
 
@@ -17,7 +18,8 @@ class FullAttentionResidual:
         self.ops = ops
 
     def start(self, embedding_TD: Tensor) -> DepthState:
-        """The embedding is the first source."""
+        """The embedding is the first source, in the dtype of those that layers write."""
+        embedding_TD = in_autocast(embedding_TD)
         return DepthState(embedding_TD, [embedding_TD])
 
     def read_attention(self, state: DepthState, layer: int, site: Site | None) -> Tensor:

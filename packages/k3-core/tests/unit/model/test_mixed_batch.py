@@ -100,3 +100,33 @@ def test_tokens_know_their_slot_and_position(model):
     assert batch.positions_T.tolist() == [5, 2, 3, 4]
     assert batch.prefilling.cu_seqlens_N1.tolist() == [0, 3]
     assert batch.decoding.starts == (5,) and batch.decoding.is_decode
+
+
+@torch.no_grad()
+def test_a_cut_forward_gives_the_asked_rows_and_the_same_cache(model):
+    new, rows = (1, 1, 6, 4), torch.tensor([0, 1, 7, 11])
+    ids = torch.arange(sum(new)) * 7 % 256
+    whole, cut = fed(model, LENGTHS), fed(model, LENGTHS)
+    expected = model.forward_packed(ids, SequenceBatch.from_lengths(new, cache=whole))
+    batch = SequenceBatch.from_lengths(new, cache=cut)
+    out = model.forward_packed(ids, batch, logit_rows=rows, is_cut=True)
+    for own, full in (
+        (out.logits, expected.logits),
+        (out.hidden_TD, expected.hidden_TD),
+        (out.mix_TD, expected.mix_TD),
+    ):
+        torch.testing.assert_close(own, full[rows], atol=1e-11, rtol=0)
+    after = [
+        model.forward_packed(ids[:4], SequenceBatch.from_lengths([1] * 4, cache=cache)).logits
+        for cache in (whole, cut)
+    ]
+    torch.testing.assert_close(after[1], after[0], atol=1e-11, rtol=0)
+
+
+def test_a_cut_forward_refuses_what_needs_all_rows(model):
+    ids, batch = torch.arange(4), SequenceBatch.from_lengths([4])
+    with pytest.raises(ValueError, match="is_cut needs logit_rows"):
+        model.forward_packed(ids, batch, is_cut=True)
+    with pytest.raises(ValueError, match="no hidden states"):
+        rows = torch.tensor([3])
+        model.forward_packed(ids, batch, logit_rows=rows, is_cut=True, output_hidden_states=True)

@@ -9,8 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from k3_kernels.attn_res.backward_kernel import mix_backward_kernel
-from k3_kernels.column_sums import column_sums
+from k3_kernels.attn_res.backward_kernel import mix_backward_kernel, weight_sums_kernel
+from k3_kernels.attn_res.whole_backward import whole_backward_kernel
+from k3_kernels.column_sums import BLOCK, NUM_WARPS, ROWS
 from k3_kernels.hopper import has_gluon
 from k3_kernels.launch import aligned, fitting_stages
 
@@ -29,6 +30,19 @@ class Tile(NamedTuple):
 TILE = Tile(1024, 8, 132, 4)
 
 
+class Whole(NamedTuple):
+    """Of the kernel that holds a token's sources: values that one warp holds, most warps, programs
+    of one warp (larger ones are as many fewer), most registers (None: any)."""
+
+    values: int
+    num_warps: int
+    programs: int
+    num_registers: int | None = None
+
+
+WHOLE = Whole(3072, 4, 132 * 8)
+
+
 class Ring(NamedTuple):
     """Of the kernel in Gluon: values of a piece of a row, warps, programs, most rows."""
 
@@ -44,7 +58,10 @@ RING_BYTES = 16 * 7168 * 2
 
 
 class MixGradients(NamedTuple):
-    """Gradients of the sources (None where not needed), the norm, proj and the output norm."""
+    """Gradients of the sources (None where not needed), the norm, proj and the output norm.
+
+    Those of norm and proj have no values where neither is needed.
+    """
 
     values: list[Tensor | None]
     norm_D: Tensor | None
@@ -68,8 +85,8 @@ def mix_backward(
     d_out_TD = aligned(d_out_TD)
     d_values = [torch.empty_like(d_out_TD) if is_needed else None for is_needed in needs[:-2]]
     given = (d_out_TD, d_out_TD if d_sum_TD is None else aligned(d_sum_TD), *map(aligned, values))
-    slots = ring_slots(d_out_TD, len(values) + 1 + (d_sum_TD is not None))
-    kernel, num_programs, launch = _ring_launch(slots) if slots else _launch(d_out_TD)
+    num_rows = len(values) + 1 + (d_sum_TD is not None)
+    kernel, num_programs, launch = _choose(d_out_TD, len(values), num_rows)
     num_programs = min(num_tokens, num_programs)
     partial = torch.empty(2, num_programs, width, dtype=torch.float32, device=device)
     if d_out_TD.numel():
@@ -93,16 +110,43 @@ def mix_backward(
             NEEDS_QUERY=needs[-2] or needs[-1],
             **launch,
         )
+    return MixGradients(d_values, *_weight_gradients(partial, norm_D, proj_1D, out_norm_D))
 
-    def summed(like: Tensor, part: int, factor: Tensor | None) -> Tensor:
-        return column_sums(partial[part], like.dtype, factor).view(like.shape)
 
-    return MixGradients(
-        d_values,
-        summed(norm_D, 0, proj_1D) if needs[-2] else None,
-        summed(proj_1D, 0, norm_D) if needs[-1] else None,
-        None if out_norm_D is None else summed(out_norm_D, 1, None),
+def _weight_gradients(
+    partial: Tensor, norm_D: Tensor, proj_1D: Tensor, out_norm_D: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of norm, proj and the output norm, from the sums of each program [2, P, D]."""
+    _, num_rows, width = partial.shape
+    d_norm_D, d_proj_1D = torch.empty_like(norm_D), torch.empty_like(proj_1D)
+    d_out_norm_D = None if out_norm_D is None else torch.empty_like(out_norm_D)
+    num_blocks = triton.cdiv(width, BLOCK)
+    weight_sums_kernel[(num_blocks * (1 if d_out_norm_D is None else 2),)](
+        partial,
+        norm_D.contiguous(),
+        proj_1D.contiguous(),
+        d_norm_D,
+        d_proj_1D,
+        d_norm_D if d_out_norm_D is None else d_out_norm_D,
+        num_rows,
+        width,
+        num_blocks,
+        BP=ROWS,
+        BC=BLOCK,
+        num_warps=NUM_WARPS,
     )
+    return d_norm_D, d_proj_1D, d_out_norm_D
+
+
+def _choose(d_out_TD: Tensor, num_sources: int, num_rows: int) -> tuple[Any, int, dict[str, Any]]:
+    """Kernel, most programs and launch parameters. num_rows: that a token reads at once."""
+    padded = triton.next_power_of_2(d_out_TD.shape[1])
+    num_warps = triton.next_power_of_2(triton.cdiv(padded * num_sources, WHOLE.values))
+    if num_warps <= WHOLE.num_warps:
+        launch = {"DPAD": padded, "num_warps": num_warps, "maxnreg": WHOLE.num_registers}
+        return whole_backward_kernel, WHOLE.programs // num_warps, launch
+    slots = ring_slots(d_out_TD, num_rows)
+    return _ring_launch(slots) if slots else _stream_launch(d_out_TD)
 
 
 def ring_slots(d_out_TD: Tensor, num_rows: int) -> int:
@@ -122,8 +166,8 @@ def _ring_launch(slots: int) -> tuple[Any, int, dict[str, int]]:
     return gluon.mix_backward_kernel, RING.programs, launch
 
 
-def _launch(d_out_TD: Tensor) -> tuple[Any, int, dict[str, int | None]]:
-    """Kernel, most programs and launch parameters of the kernel in Triton."""
+def _stream_launch(d_out_TD: Tensor) -> tuple[Any, int, dict[str, int | None]]:
+    """Kernel, most programs and launch parameters of the stream in Triton."""
     padded = triton.next_power_of_2(d_out_TD.shape[1])
     num_warps = max(1, min(TILE.num_warps, padded // TILE.values))
     launch = {

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from k3_kernels.attn_res.kernel import add_pairs, source_address
+from k3_kernels.column_sums import column_total
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -135,3 +136,34 @@ def mix_backward_kernel(
         tl.store(d_query_ptr + at, d_query, mask=mask)
     if HAS_NORM:
         tl.store(d_out_norm_ptr + at, d_out_norm, mask=mask)
+
+
+@triton.jit
+def weight_sums_kernel(
+    partial_ptr,
+    norm_ptr,
+    proj_ptr,
+    d_norm_ptr,
+    d_proj_ptr,
+    d_out_norm_ptr,
+    num_rows,
+    num_columns,
+    num_blocks,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Gradients of norm and proj from the sums [P, D] of their product, and behind `num_blocks`
+    programs that of the output norm from its own, which follow."""
+    part = tl.program_id(0) // num_blocks
+    column = tl.program_id(0) % num_blocks * BC + tl.arange(0, BC)
+    mask = column < num_columns
+    partial_ptr += part.to(tl.int64) * num_rows * num_columns
+    total = column_total(partial_ptr, column, num_rows, num_columns, BP, BC)
+    if part == 0:
+        norm = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        proj = tl.load(proj_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(d_norm_ptr + column, (total * proj).to(d_norm_ptr.dtype.element_ty), mask=mask)
+        tl.store(d_proj_ptr + column, (total * norm).to(d_proj_ptr.dtype.element_ty), mask=mask)
+    else:
+        out = total.to(d_out_norm_ptr.dtype.element_ty)
+        tl.store(d_out_norm_ptr + column, out, mask=mask)

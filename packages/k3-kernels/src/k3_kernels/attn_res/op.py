@@ -28,18 +28,31 @@ MAX_REGISTERS = 128
 def attn_res(values: Sequence[Tensor], norm_D: Tensor, proj_1D: Tensor, *, eps: float) -> Tensor:
     """Softmax over the sources of proj . RMSNorm(v_i), applied to the un-normalised v_i.
 
-    As `attn_res.reference`. The form in plain torch serves sources of different dtypes and more
-    than `MAX_SOURCES` of them (full, not block, residuals).
+    As `attn_res.reference`. Sources of another dtype than the last one's, which the result has,
+    are converted to it. The form in plain torch serves more than `MAX_SOURCES` of them (full, not
+    block, residuals).
     """
     if not fits(values):
         return cpu.attn_res(values, norm_D, proj_1D, eps=eps)
     check_values("attn_res", values, norm_D, proj_1D)
+    values = of_one_dtype(values)
     return _attn_res(values, norm_D, proj_1D, eps=eps)
 
 
 def fits(values: Sequence[Tensor]) -> bool:
     """Whether the kernels take these sources."""
-    return 1 <= len(values) <= MAX_SOURCES and len({value.dtype for value in values}) == 1
+    return 1 <= len(values) <= MAX_SOURCES
+
+
+def of_one_dtype(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The sources in the dtype of the last one.
+
+    Under autocast the embeddings are float32, and what layers add to them is not.
+    """
+    dtype = values[-1].dtype
+    if all(value.dtype == dtype for value in values):
+        return values
+    return [value.to(dtype) for value in values]
 
 
 def new_saved(values: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from k3_core.custom_op import Gradients, Needs, custom_op
 from k3_core.ops.depth_read.compose import check_added
 from k3_kernels.attn_res.backward import mix_backward
-from k3_kernels.attn_res.op import check_values, fits, mix, new_saved
+from k3_kernels.attn_res.op import check_values, fits, mix, new_saved, of_one_dtype
 from k3_kernels.depth_read import cpu
 from k3_kernels.launch import check_floats
 
@@ -26,10 +26,9 @@ def depth_read(
     eps: float,
     out_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves sources of
-    different dtypes and more of them than the kernels take."""
+    """As `k3_core.ops.depth_read.DepthRead`; the form in plain torch serves more sources than the
+    kernels take. Those of another dtype than the sum's, which x has, are converted to it."""
     if added_TD is not None and added_TD.dtype != prefix_TD.dtype:
-        # Under autocast the running sum is float32 and what a layer adds is not.
         dtype = torch.promote_types(added_TD.dtype, prefix_TD.dtype)
         added_TD, prefix_TD = added_TD.to(dtype), prefix_TD.to(dtype)
     values = [*sources, prefix_TD]
@@ -45,6 +44,7 @@ def depth_read(
             f"depth_read: out_norm is {tuple(out_norm_D.shape)}, the norm of the keys "
             f"{tuple(norm_D.shape)}; both are [D]"
         )
+    *sources, prefix_TD = of_one_dtype(values)
     args = (sources, prefix_TD, added_TD, *weights)
     return _depth_read(*args, eps=eps, out_eps=out_eps)
 

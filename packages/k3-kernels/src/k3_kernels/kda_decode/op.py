@@ -25,6 +25,9 @@ from k3_kernels.kda_step.config import StepBlocks, choose_decode_blocks
 from k3_kernels.kda_step.op import check_pool, check_records, kda_step
 from k3_kernels.launch import last_contiguous
 
+MAX_REGISTERS = 128
+"""Of a thread: four programs of four warps share a multiprocessor, 512 of them run at once."""
+
 
 def _check_keys(keys_BWHK: Tensor, gate_BWHK: Tensor, x_BWC: Tensor) -> None:
     if keys_BWHK.shape != gate_BWHK.shape or keys_BWHK.stride(-1) != 1:
@@ -114,7 +117,6 @@ def kda_decode(
         rows = (o_BWHV.flatten(0, 1), norm_weight_V, out_gate_BWHV.flatten(0, 1))
         return gated_rms_norm(*rows, eps=eps).view(o_BWHV.shape)
     y_BWHV = torch.empty_like(out_gate_BWHV, memory_format=torch.contiguous_format)
-    scratch = torch.empty_like(y_BWHV, dtype=torch.float32)
     gate, out_gate = last_contiguous(gate_BWHK), last_contiguous(out_gate_BWHV)
     blocks = blocks or choose_decode_blocks(num_k, num_v, num_rows * num_heads)
     num_taps = weight.shape[2]
@@ -128,7 +130,6 @@ def kda_decode(
         out_gate,
         norm_weight_V.contiguous(),
         y_BWHV,
-        scratch,
         state_SHVK,
         window_SCR,
         slots_B,
@@ -152,6 +153,7 @@ def kda_decode(
         BTAPS=triton.next_power_of_2(num_taps),
         **early_launch(num_rows, x.device),
         num_warps=blocks.warps,
+        maxnreg=MAX_REGISTERS,
     )
     return y_BWHV
 

@@ -294,8 +294,9 @@ def unplanned_kernel(
 ):
     """`grouped_kernel` for so few rows that each program finds its own among all, without a plan.
 
-    A program belongs to a route, and computes for all routes of its expert if it is the first of
-    them. x is [T, K] (IS_GATHER) or [R, K], out [R, N], both in the order of the routes.
+    A program belongs to a route. If a multiple of BM routes of its expert come before it, it
+    computes for BM of them from its own on, else it is done. x is [T, K] (IS_GATHER) or [R, K], out
+    [R, N], both in the order of the routes.
     """
     wait_for_inputs(IS_EARLY)
     num_blocks: tl.constexpr = (N + BN - 1) // BN
@@ -304,43 +305,43 @@ def unplanned_kernel(
     expert = tl.load(idx_ptr + own)
     r = tl.arange(0, RPAD)
     is_same = tl.load(idx_ptr + r, mask=r < num_rows, other=-1) == expert
-    candidate = tl.where(is_same, r, RPAD)
-    if (expert < 0) | (expert >= num_experts) | (tl.min(candidate) < own):
+    rank = tl.sum((is_same & (r < own)).to(tl.int32))
+    if (expert < 0) | (expert >= num_experts) | (rank % BM != 0):
         return
-    count = tl.sum(is_same.to(tl.int32))
+    count = tl.minimum(tl.sum(is_same.to(tl.int32)) - rank, BM)
+    candidate = tl.where(is_same, r, RPAD)
     i = tl.arange(0, BM)
+    route = tl.zeros((BM,), tl.int32)
     last = own - 1
-    for first in range(0, count, BM):
-        route = tl.zeros((BM,), tl.int32)
-        # An expert has few: one after the other takes fewer registers than all at once.
-        for k in range(tl.minimum(count - first, BM)):
-            last = tl.min(tl.where(candidate > last, candidate, RPAD))
-            route = tl.where(i == k, last, route)
-        route = route[None, :].to(tl.int64)
-        tile_product(
-            x_ptr + (route // NUM_ROUTES if IS_GATHER else route) * K,
-            (first + i < count)[None, :],
-            out_ptr + route * N,
-            expert,
-            block,
-            w_ptr,
-            w_scale_ptr,
-            up_ptr,
-            up_scale_ptr,
-            beta,
-            linear_beta,
-            num_inputs,
-            N,
-            K,
-            IS_MX,
-            IS_GLU,
-            HAS_CAP,
-            IS_SPLIT,
-            BM,
-            BN,
-            BK,
-            PRECISION,
-        )
+    # An expert has few: one after the other takes fewer registers than all at once.
+    for k in range(count):
+        last = tl.min(tl.where(candidate > last, candidate, RPAD))
+        route = tl.where(i == k, last, route)
+    route = route[None, :].to(tl.int64)
+    tile_product(
+        x_ptr + (route // NUM_ROUTES if IS_GATHER else route) * K,
+        (i < count)[None, :],
+        out_ptr + route * N,
+        expert,
+        block,
+        w_ptr,
+        w_scale_ptr,
+        up_ptr,
+        up_scale_ptr,
+        beta,
+        linear_beta,
+        num_inputs,
+        N,
+        K,
+        IS_MX,
+        IS_GLU,
+        HAS_CAP,
+        IS_SPLIT,
+        BM,
+        BN,
+        BK,
+        PRECISION,
+    )
 
 
 @triton.jit

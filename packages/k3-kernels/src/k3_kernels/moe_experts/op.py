@@ -18,6 +18,7 @@ from k3_core.ops.moe_experts.reference import Activation, Norm, check_routes
 from k3_core.ops.moe_experts.weights import ExpertStack
 from k3_core.quant import MXTensor
 from k3_kernels.early import early_launch
+from k3_kernels.hopper import fits_descriptors, has_gluon
 from k3_kernels.launch import check_floats, dot_precision, needs_grad
 from k3_kernels.moe_experts import cpu, torch_cuda
 from k3_kernels.moe_experts.activation import situ_betas
@@ -121,11 +122,17 @@ def _sum_experts(
     if not num_tokens * w2.shape[1]:
         return x_TD.new_empty(num_tokens, w2.shape[1])
     idx_Tk, weight_Tk = idx_Tk.contiguous(), weight_Tk.contiguous()
-    plan: Plan | Tensor = idx_Tk.view(-1)
-    if idx_Tk.numel() > MAX_UNPLANNED or max(w1.shape[1:]) > NARROW:
-        plan = make_plan(idx_Tk, w1.shape[0], choose_tile(idx_Tk.numel(), w1).rows)
-    h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
-    y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
+    betas, expert_R = situ_betas(activation), idx_Tk.view(-1)
+    if betas and takes_one_launch(x_TD, len(expert_R), stacks):
+        from k3_kernels.moe_experts import few_gluon
+
+        y_RD = few_gluon.run(x_TD.contiguous(), expert_R, stacks, betas)
+    else:
+        plan: Plan | Tensor = expert_R
+        if len(expert_R) > MAX_UNPLANNED or max(w1.shape[1:]) > NARROW:
+            plan = make_plan(idx_Tk, w1.shape[0], choose_tile(len(expert_R), w1).rows)
+        h_RI = up_project(x_TD, plan, num_routes, w1, w3, activation, _is_packed(w2))
+        y_RD = grouped(h_RI, plan=plan, num_routes=num_routes, stack=w2, is_gather=False)
     return sum_routes(y_RD, idx_Tk, w1.shape[0], weight_Tk, is_sorted=False, norm=norm)
 
 
@@ -160,6 +167,22 @@ def takes_padded_rows(x_TD: Tensor, num_rows: int, stack: ExpertStack) -> bool:
     """Whether plain stacks take the products of training: so many rows pay for being gathered."""
     num_experts, *widths = stack.shape
     return num_rows >= MANY * num_experts and uses_gluon(x_TD, *widths)
+
+
+def takes_one_launch(x_TD: Tensor, num_rows: int, stacks: Stacks) -> bool:
+    """The rule of `few_gluon`: few rows, plain 16-bit stacks of whole tiles, Hopper."""
+    inner, width = stacks[0].shape[1:]
+    plain = [w for w in stacks if isinstance(w, Tensor) and w.dtype == x_TD.dtype]
+    return (
+        num_rows <= MAX_UNPLANNED
+        and len(plain) == 3
+        and x_TD.element_size() == 2
+        and width in (128, 256)
+        and inner % 64 == 0
+        and all(w.is_contiguous() for w in plain)
+        and fits_descriptors(*plain)
+        and has_gluon(x_TD.device)
+    )
 
 
 def choose_tile(num_rows: int, stack: ExpertStack) -> Tile:

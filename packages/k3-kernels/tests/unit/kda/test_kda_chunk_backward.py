@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from k3_core.ops.kda_chunk.reference import kda_chunk as reference
 from k3_core.testing.tolerance import relative_error
@@ -115,6 +116,31 @@ def test_whole_sequences_start_from_their_own_gradient():
         [[0, 5, 0, 0]],
         [[2, 3, 2, 2], [0, 2, 0, 0]],
     ]
+
+
+@pytest.mark.parametrize("saves", Saves)
+def test_what_is_saved_may_be_moved_or_made_again(saves, device):
+    lengths = (50, 0, 17)
+    args, d_results = draw(lengths, 2, 16, 24, device)
+    options = {"saves": saves, "blocks": ONE, "backward_slabs": 2}
+    _, expected = run(kda_chunk, args, lengths, d_results, **options)
+    moved = []
+
+    def pack(x):
+        moved.append(x.detach().clone(memory_format=torch.contiguous_format))
+        return moved[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        _, grads = run(kda_chunk, args, lengths, d_results, **options)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+    # Eight inputs and o; states at stretches, or tiles, or these with the states of chunks.
+    assert len(moved) == 9 + {Saves.NOTHING: 1, Saves.TILES: 3, Saves.TILES_AND_STATES: 4}[saves]
+
+    def again(*args, **named):
+        return checkpoint(kda_chunk, *args, use_reentrant=False, **named)
+
+    _, grads = run(again, args, lengths, d_results, **options)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
 
 
 @pytest.mark.parametrize("saves", Saves)

@@ -11,6 +11,7 @@ from k3_core.ops.situ_glu.reference import situ_glu as exact_situ_glu
 from k3_core.testing import relative_error
 from k3_kernels.attn_res import op as attn_res_op
 from k3_kernels.depth_read.op import depth_read
+from k3_kernels.hopper import has_gluon
 from k3_kernels.moe_experts import op as experts_op
 from k3_kernels.rms_norm.op import rms_norm
 from k3_kernels.route_topk import op as route_op
@@ -80,6 +81,43 @@ def test_experts_without_a_plan_are_those_with_one(is_skewed, is_packed, device,
     few = experts_op.moe_experts(*args, activation=act)
     monkeypatch.setattr(experts_op, "MAX_UNPLANNED", 0)
     assert torch.equal(few, experts_op.moe_experts(*args, activation=act))
+
+
+def test_which_experts_take_one_launch(monkeypatch):
+    shapes = (3, 192, 256), (3, 192, 256), (3, 256, 192)
+    stacks = tuple(torch.zeros(shape, dtype=torch.float16) for shape in shapes)
+    x, takes = torch.zeros(20, 256, dtype=torch.float16), experts_op.takes_one_launch
+    assert not takes(x, 160, stacks)
+    monkeypatch.setattr(experts_op, "has_gluon", lambda device: True)
+    assert takes(x, 160, stacks)
+    assert not takes(x, experts_op.MAX_UNPLANNED + 1, stacks)
+    assert not takes(x.float(), 160, tuple(stack.float() for stack in stacks))
+    assert not takes(x, 160, tuple(stack[:, :96, :96] for stack in stacks))
+    assert not takes(x, 160, tuple(mx_quantize(stack) for stack in stacks))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and has_gluon(torch.device("cuda", 0))),
+    reason="needs a GPU of compute capability 9.0",
+)
+@pytest.mark.parametrize("is_skewed", [False, True])
+@pytest.mark.parametrize("width", [128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_launch_gives_the_bits_of_two(dtype, width, is_skewed, monkeypatch):
+    monkeypatch.setattr(experts_op, "check_routes", lambda *args: None)
+    shapes = (30, 192, width), (30, 192, width), (30, width, 192)
+    stacks = [_randn("cuda", *shape).to(dtype) / shape[2] ** 0.5 for shape in shapes]
+    x, weight = (_randn("cuda", 60, n).to(dtype) for n in (width, 8))
+    idx = torch.randint(-1, 31, (60, 8), generator=torch.Generator().manual_seed(0)).cuda()
+    if is_skewed:
+        idx[1:, 0] = 4
+    act = partial(situ_glu, beta=4.0, linear_beta=25.0)
+    one = experts_op.moe_experts(x, idx, weight, *stacks, activation=act)
+    monkeypatch.setattr(experts_op, "takes_one_launch", lambda *args: False)
+    two = experts_op.moe_experts(x, idx, weight, *stacks, activation=act)
+    assert two.isfinite().all()
+    assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("width", [48, 64])

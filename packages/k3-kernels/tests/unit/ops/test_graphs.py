@@ -1,7 +1,8 @@
 """Every implementation in a graph: torch.compile without breaks, torch's checks of custom ops, and
 activation checkpointing.
 
-On a CPU Triton's kernels are interpreted, which takes them as long as the rest together.
+On a CPU Triton's kernels are interpreted, and nothing is generated from the graphs. On a GPU the
+implementations for it run, and inductor compiles what is around them.
 """
 
 from functools import wraps
@@ -18,12 +19,18 @@ from k3_core.testing.compare import differences, run
 from k3_core.testing.graphs import compare_compiled, opcheck
 from k3_core.testing.values import Values
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+IS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if IS_GPU else "cpu"
+# Sums that inductor makes are in another order.
+BACKEND, TOLERANCE = ("inductor", 1e-4) if IS_GPU else ("aot_eager", 1e-5)
+TOLERANCES = {"moe_experts.cuda": 2e-3}
+"""Its products are in bfloat16, and inductor rounds fewer of the values between them."""
 
 
 def _can_run(impl: Impl) -> bool:
-    variant = impl.name.partition(".")[2]
-    return variant == "triton" or (DEVICE in impl.devices and variant != "cuda")
+    if IS_GPU:
+        return impl.devices == {"cuda"}
+    return "cpu" in impl.devices or impl.name.endswith(".triton")
 
 
 FOUND = [impl for impl in ensure_plugins().impls("kernel") if _can_run(impl)]
@@ -35,6 +42,12 @@ def cases_of(impl: Impl) -> list[Case]:
     return [case for case in op_cases(impl.implements) if case.features <= impl.features]
 
 
+def compared(function, case, has_backward, tolerance=TOLERANCE):
+    """What differs between the compiled function and the plain one."""
+    how = has_backward, BACKEND, tolerance
+    return list(compare_compiled(function, case, torch.float32, DEVICE, *how))
+
+
 def under_checkpointing(function):
     @wraps(function)
     def run_twice(*args, **kwargs):
@@ -43,17 +56,24 @@ def under_checkpointing(function):
     return run_twice
 
 
+def is_traced(impl: Impl) -> bool:
+    """Whether a graph holds what the implementation does: not a node, nor the loops' other form."""
+    impl.load()
+    return impl.name not in IMPLEMENTATIONS and not impl.name.endswith(".numba")
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 def test_compiles_to_one_graph(impl):
     cases = cases_of(impl)
-    for case in cases[:1] if "triton" in impl.name else cases:
-        assert not list(compare_compiled(impl.load(), case, torch.float32, DEVICE, False)), case
+    for case in cases if is_traced(impl) else cases[:1]:
+        assert not compared(impl.load(), case, False), case
 
 
 @pytest.mark.parametrize("impl", DIFFERENTIABLE)
 def test_compiles_with_gradients(impl):
-    for case in cases_of(impl)[:2]:
-        assert not list(compare_compiled(impl.load(), case, torch.float32, DEVICE, True)), case
+    tolerance = TOLERANCES.get(impl.name, TOLERANCE)
+    for case in cases_of(impl)[: 2 if is_traced(impl) else 1]:
+        assert not compared(impl.load(), case, True, tolerance), case
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -70,5 +90,5 @@ def test_is_the_same_under_checkpointing(impl):
     call = case.make(Values(torch.float32, DEVICE))
     expected = run(function, case, call, True)
     assert not list(differences(run(under_checkpointing(function), case, call, True), expected, 0))
-    again = under_checkpointing(function)
-    assert not list(compare_compiled(again, case, torch.float32, DEVICE, True))
+    tolerance = TOLERANCES.get(impl.name, TOLERANCE)
+    assert not compared(under_checkpointing(function), case, True, tolerance)

@@ -77,12 +77,53 @@ def test_no_tokens(device):
     assert (logits.shape, logits.dtype) == ((0, 8), torch.float32)
 
 
-def test_a_router_in_float32_is_not_rounded(device):
-    x, latent, router = _inputs(4, 32, 16, 8, torch.bfloat16, device)
-    router = router.float() * (1 + 2**-12)
-    z, logits = latent_router(x, latent, router)
-    assert z.dtype == torch.bfloat16
-    assert relative_error(logits, x.double() @ router.double().mT) < 1e-6
+def _mixed(dtype, device):
+    """A 16-bit x beside float32 weights that no 16-bit format holds."""
+    x, latent, router = _inputs(37, 56, 24, 40, torch.float32, device)
+    return x.to(dtype), latent, 1.7 * router
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_router_in_float32_is_not_rounded(splits, device, monkeypatch):
+    monkeypatch.setattr(op, "choose_tile", lambda x: SMALL._replace(splits=splits))
+    x, latent, router = _mixed(torch.float16, device)
+    z, logits = latent_router(x, latent.half(), router)
+    assert z.dtype == torch.float16
+    assert relative_error(logits, x.double() @ router.double().mT) < 1e-5
+
+
+@pytest.mark.parametrize("needed", [(0, 1, 2), (0,), (1,), (2,)])
+def test_gradients_under_autocast(needed, device, monkeypatch):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16
+    monkeypatch.setattr(op, "choose_tile", lambda x: SMALL)
+    inputs = _mixed(dtype, device)
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(37, n, generator=generator).to(device) for n in (24, 40)]
+    leaves = [t.clone().requires_grad_(i in needed) for i, t in enumerate(inputs)]
+    with torch.autocast(device, dtype):
+        results = latent_router(*leaves)
+    wanted = [leaves[i] for i in needed]
+    got = torch.autograd.grad(results, wanted, [grads[0].to(dtype), grads[1]], allow_unused=True)
+    exact = [t.double().requires_grad_() for t in inputs]
+    expected = torch.autograd.grad(reference(*exact), exact, [g.double() for g in grads])
+    for number, g in zip(needed, got, strict=True):
+        assert g.dtype == inputs[number].dtype
+        assert relative_error(g, expected[number]) < (3e-3 if dtype == torch.bfloat16 else 5e-4)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_only_one_result_is_used(used, device, monkeypatch):
+    monkeypatch.setattr(op, "choose_tile", lambda x: SMALL)
+    leaves = [t.requires_grad_() for t in _inputs(5, 32, 16, 8, torch.float16, device)]
+    got = torch.autograd.grad(
+        latent_router(*leaves)[used].sum(), leaves, allow_unused=True, materialize_grads=True
+    )
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    expected = torch.autograd.grad(
+        reference(*exact)[used].sum(), exact, allow_unused=True, materialize_grads=True
+    )
+    for g, e in zip(got, expected, strict=True):
+        assert torch.equal(g, e.half()) if not e.any() else relative_error(g, e) < 5e-4
 
 
 def test_rows_off_the_boundaries_of_descriptors(device):

@@ -18,7 +18,16 @@ def _draw(device, num_rows, width, num_out):
 
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_out"),
-    [(1, 48, 33), (3, 128, 70), (20, 80, 24), (64, 130, 65), (5, 600, 20), (33, 64, 2200)],
+    [
+        (1, 48, 33),
+        (3, 128, 70),
+        (20, 80, 24),
+        (64, 130, 65),
+        (5, 600, 20),
+        (33, 64, 2200),
+        (50, 72, 600),
+        (64, 66, 600),
+    ],
 )
 def test_forms(device, num_rows, width, num_out):
     x, weight, added = _draw(device, num_rows, width, num_out)
@@ -56,14 +65,22 @@ def test_rows_do_not_depend_on_one_another(device):
     assert torch.equal(linear(x, weight)[0], y[0])
 
 
-def test_both_forms_are_chosen():
-    assert choose_tile(64, 512, 4232).parts == 1
-    assert choose_tile(64, 1024, 512).parts == 8
+def test_which_tiles_are_chosen():
+    # A program a multiprocessor; else 64 outputs, with the fewest rows that run at once.
+    assert choose_tile(64, 1024, 512, True) == (16, 16)
+    assert choose_tile(64, 384, 512, True) == (16, 64)
+    assert choose_tile(16, 384, 512, True) == (16, 16)
+    assert choose_tile(64, 512, 1472, True) == (16, 64)
+    assert choose_tile(64, 512, 4232, True) == (32, 64)
+    assert choose_tile(64, 1024, 6144, True) == (32, 64)
+    assert choose_tile(1, 512, 6144, True) == (16, 64)
+    assert choose_tile(64, 512, 1472, False) == (16, 32)
 
 
 @pytest.mark.parametrize("case", ["rows", "inputs", "float32", "gradient"])
 def test_leaves_other_calls_to_torch(device, case, monkeypatch):
-    monkeypatch.setattr(op, "linear_kernel", None)
+    for kernel in ("narrow_kernel", "wide_kernel"):
+        monkeypatch.setattr(op, kernel, None)
     num_rows = op.MAX_ROWS + 1 if case == "rows" else 2
     x, weight, _ = _draw(device, num_rows, op.MAX_INPUTS + 8 if case == "inputs" else 16, 8)
     if case == "float32":

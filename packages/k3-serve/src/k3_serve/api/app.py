@@ -82,7 +82,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         chunks = chat.chat_chunks(body, prepared, run, service)
         if not body.stream:
             return await sse.answer(request, run, chunks, chat.fold_chat)
-        return await sse.stream(request, run, chunks, _writer(body), end="data: [DONE]\n\n")
+        return await sse.stream(request, run, chunks, _writer(body), end=b"data: [DONE]\n\n")
 
     @app.post("/v1/completions", response_model=None, responses=streamed(TextCompletion))
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
@@ -93,14 +93,14 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         chunks = completions.completion_chunks(body, prompts, run, service.tokenizer)
         if not body.stream:
             return await sse.answer(request, run, chunks, completions.fold_completion)
-        return await sse.stream(request, run, chunks, _writer(body), end="data: [DONE]\n\n")
+        return await sse.stream(request, run, chunks, _writer(body), end=b"data: [DONE]\n\n")
 
 
 def _writer(body: SamplingFields) -> sse.Write:
     """Chunks as events; the one without choices, which has the usage, only when asked for."""
     has_usage = body.stream_options is not None and body.stream_options.include_usage
 
-    def write(chunk: sse.Item) -> str | None:
+    def write(chunk: sse.Item) -> bytes | None:
         if has_usage:
             return sse.data({"usage": None, **chunk})
         return sse.data(chunk) if chunk["choices"] else None

@@ -44,9 +44,9 @@ def add_responses(app: FastAPI, service: Service) -> None:
         return await sse.stream(request, run, events, written, fail=builder.failure)
 
 
-def written(event: Item) -> str:
+def written(event: Item) -> bytes:
     """An event with its name, as this protocol has it."""
-    return f"event: {event['type']}\n{sse.data(event)}"
+    return b"event: %b\n%b" % (event["type"].encode(), sse.data(event))
 
 
 def last_response(events: Iterable[Item]) -> Item:
@@ -108,7 +108,7 @@ class ResponseEvents:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{self._response['status']}", response=self._snapshot())
 
-    def failure(self, body: Item) -> str:
+    def failure(self, body: Item) -> bytes:
         """The event that ends a stream in which something failed."""
         error = body["error"]
         code = error["code"] or error["type"]

@@ -62,23 +62,26 @@ class Run:
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """The events of all choices as they come; ApiError 500 when a choice failed."""
         try:
+            if len(self.handles) == 1:  # as most have it: nothing between on a token's way
+                async for event in self.handles[0]:
+                    self._see(0, event)
+                    yield 0, event
+                return
             async with aclosing(_merged(self.handles)) as merged:
                 async for index, event in merged:
-                    self._timers[index].see(event)
-                    if (reason := event.finish_reason) in ("error", "abort", "suspended"):
-                        message = f"generation failed: {event.error or reason}"
-                        raise ApiError(500, message, code=reason)
+                    self._see(index, event)
                     yield index, event
         finally:
             self.abort()
 
+    def _see(self, index: int, event: Event) -> None:
+        self._timers[index].see(event)
+        if (reason := event.finish_reason) in ("error", "abort", "suspended"):
+            raise ApiError(500, f"generation failed: {event.error or reason}", code=reason)
+
 
 async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Event], None]:
     """The events of all handles as they come, each with the number of its handle."""
-    if len(handles) == 1:  # as most requests have it: no task on a token's way
-        async for event in handles[0]:
-            yield 0, event
-        return
     events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
     async def pump(index: int, handle: Handle) -> None:

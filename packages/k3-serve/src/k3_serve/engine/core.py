@@ -301,7 +301,7 @@ class ContinuousEngine(ThreadedEngine):
     def _try_run(self, plan: StepPlan) -> StepLogits | None:
         """Runs the plan; None when it raised, with the request at fault ended if it is known."""
         try:
-            return self._runner.run(plan, self._by_state)
+            return self._runner.run(plan, self._by_state, self._speculation.needs_hidden)
         except RequestFault as fault:
             self._scheduler.fail(plan, are_suspect=False)
             self._end_with(fault.request, fault.__cause__ or fault)

@@ -48,7 +48,7 @@ class StepLogits:
     prompts: dict[RequestState, Tensor]
     """All rows of the slices of requests that score their prompt."""
     mix_TD: Tensor | None = None
-    """What an MTP layer reads, of all rows of the forward."""
+    """What an MTP layer reads, of all rows of the forward, when it was asked for."""
     batch: SequenceBatch | None = None
     """The forward's batch when it has drafted rows: `accept` comes next."""
 
@@ -104,7 +104,12 @@ class PagedRunner:
         """Copies tensors into the weights of their names; on a bad one, none is copied."""
         copy_weights(self.model, tensors)
 
-    def run(self, plan: StepPlan, sequences: Mapping[RequestState, Generation]) -> StepLogits:
+    def run(
+        self,
+        plan: StepPlan,
+        sequences: Mapping[RequestState, Generation],
+        needs_mix: bool = False,
+    ) -> StepLogits:
         """One step. Raises RequestFault for a request whose images cannot be embedded.
 
         After an exception the slots of the plan's requests are void.
@@ -134,20 +139,23 @@ class PagedRunner:
             ids_T,
             batch,
             inputs_embeds_TD=embeds_TD,
-            logit_rows=torch.tensor(rows, dtype=torch.int64).to(cache.device, non_blocking=True),
+            # One at least: not every kernel takes an empty batch.
+            logit_rows=torch.tensor(rows or [0]).to(cache.device, non_blocking=True),
             output_logits=bool(rows),
+            is_cut=not needs_mix,
         )
+        mix_TD = output.mix_TD if needs_mix else None
         if staged is not None:
             cache.store(staged, extents)
         if not batch.is_verify and (slots := _slot_saves(plan)):
             cache.save(slots)
         if output.logits is None:
-            return StepLogits(output.hidden_TD.new_empty(0, 0), {}, output.mix_TD)
+            return StepLogits(output.hidden_TD.new_empty(0, 0), {}, mix_TD)
         sizes = [len(rows) - sum(scored.values()), *scored.values()]
         next_BV, *prompts = output.logits.split(sizes)
         pending = batch if batch.is_verify else None
         prompt_of = dict(zip(scored, prompts, strict=True))
-        return StepLogits(next_BV, prompt_of, output.mix_TD, pending)
+        return StepLogits(next_BV, prompt_of, mix_TD, pending)
 
     def accept(self, plan: StepPlan, batch: SequenceBatch, counts: Sequence[int]) -> None:
         """Ends a step with drafted rows: the first `counts[i]` rows of decode i count.

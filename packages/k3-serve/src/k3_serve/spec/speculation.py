@@ -59,6 +59,11 @@ class Speculation:
         self._tracks: dict[RequestState, _Track] = {}
         self._is_on = False
 
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether `observe` reads what a forward computed, of all its rows."""
+        return self._is_on and self._drafter is not None and self._drafter.needs_hidden
+
     def propose(self, sequences: Mapping[RequestState, Generation], unit: int) -> None:
         """Gives the decoding ones of the requests drafts for the next step.
 
@@ -149,7 +154,7 @@ class Speculation:
 
     def observe(self, plan: StepPlan, mix_TD: Tensor | None) -> None:
         """Shows the draft what the forward computed of the requests that go on."""
-        if self._drafter is None or not self._drafter.needs_hidden or not self._is_on:
+        if self._drafter is None or not self.needs_hidden:
             return
         passes, offset = [], 0
         for one in plan.slices:

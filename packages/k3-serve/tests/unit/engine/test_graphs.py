@@ -77,10 +77,11 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch, caplog):
     assert "without graphs from now on: ZeroDivisionError" in caplog.text
 
 
-def test_a_first_graph_can_be_prepared_and_its_refusal_is_no_error(monkeypatch, caplog):
+def test_graphs_can_be_prepared_and_their_refusal_is_no_error(monkeypatch, caplog):
     made = engine()
     made._runner.prepare()
-    assert set(made._runner._graphs._graphs) == {(1, FEWEST_COLUMNS)}
+    prepared = made._runner._graphs._graphs
+    assert set(prepared) == {(rows, FEWEST_COLUMNS) for rows in range(1, made._num_slots + 1)}
     answer = made.answer(requests((5,)))[0]
     assert answer.token_ids == engine(has_graphs=False).answer(requests((5,)))[0].token_ids
     monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: 1 / 0)

@@ -79,20 +79,21 @@ def render(tokenizer: K3Tokenizer, talk: Conversation) -> tuple[list[int], list[
 
 def encode_batch(tokenizer: K3Tokenizer, entries: Iterable[Entry]) -> EncodedBatch:
     """One batch of entries of one kind."""
-    ids: list[int] = []
-    mask: list[int] = []
+    ids: list[npt.NDArray[np.uint32]] = []
+    mask: list[npt.NDArray[np.uint8]] = []
     batch = EncodedBatch(np.empty(0, np.uint32), [], None)
     for entry in entries:
         some_ids, some_mask = encode_entry(tokenizer, entry)
-        ids += some_ids
-        mask += some_mask or ()
+        ids.append(np.array(some_ids, np.uint32))
+        if some_mask is not None:
+            mask.append(np.array(some_mask, np.uint8))
         batch.lengths.append(len(some_ids))
         if isinstance(entry, Document):
             batch.names.append((entry.name, hashlib.sha256(entry.data).hexdigest()))
         else:
             batch.questions.update(entry.families)
-    batch.ids = np.array(ids, np.uint32)
-    batch.mask = np.array(mask, np.uint8) if mask else None
+    batch.ids = np.concatenate(ids)
+    batch.mask = np.concatenate(mask) if mask else None
     return batch
 
 

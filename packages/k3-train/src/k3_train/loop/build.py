@@ -20,6 +20,8 @@ from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
 from k3_train.memory.apply import apply_memory
+from k3_train.memory.scope import Scopes
+from k3_train.memory.unused import UnusedEntries
 
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
@@ -56,6 +58,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     model = _model(config, device)
+    memory = apply_memory(model, config.memory, config.impl)
     routers = _routers(model)
     text = model.config.text
     balancer = _balancer(config, routers, text.num_experts_per_token)
@@ -68,7 +71,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         newton_schulz=_load("kernel", "newton_schulz", device, config),
     )
     stepper = Stepper(
-        TrainState(model, optimizer, balancer, events=_events(config)),
+        TrainState(model, optimizer, balancer, events=_events(config, memory)),
         device=device,
         clip_norm=config.optim.clip_norm,
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
@@ -113,7 +116,6 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
     if device.type == "cuda":
         # Parameters are float32, but under autocast the ops see bfloat16.
         model.bind_ops("cuda", "bfloat16")
-    apply_memory(model, config.memory, config.impl)
     return model
 
 
@@ -151,7 +153,7 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
         router.observer = observer
 
 
-def _events(config: TrainConfig) -> Events:
+def _events(config: TrainConfig, memory: Scopes) -> Events:
     is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
     # The guard comes first: what it skips, the others do not take for a step.
     own = {
@@ -161,7 +163,7 @@ def _events(config: TrainConfig) -> Events:
     }
     wanted = tuple(name for name in own if own[name] and name not in config.run.events)
     chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}
-    events: dict[str, TrainerEvent] = {}
+    events: dict[str, TrainerEvent] = {"memory": UnusedEntries(config, memory)}
     for kind, names in chosen.items():
         for name in names:
             target: Any = resolve(kind, name, overrides=config.impl).load()

@@ -29,9 +29,10 @@ def apply_memory(
     model: K3ForConditionalGeneration,
     table: Mapping[str, object],
     overrides: Mapping[str, str] | None = None,
-) -> None:
+) -> Scopes:
     """Annotate `model`, whose ops are bound; `overrides` is the `[impl]` table.
 
+    Nobody may call some of these functions: see `unused` of what is returned.
     Raises ConfigError for a key that fits nothing and a module that cannot follow its policies,
     ImplUnavailable for an unknown policy.
     """
@@ -44,6 +45,7 @@ def apply_memory(
     scopes = Scopes()
     _annotate_modules(model, policies, scopes)
     _annotate_ops(model, policies, scopes)
+    return scopes
 
 
 def _build(name: str, device: torch.device, overrides: Mapping[str, str] | None) -> MemoryPolicy:
@@ -57,6 +59,7 @@ def _annotate_modules(model: nn.Module, policies: Mapping[str, Policies], scopes
     for name, key in patterns.match_modules(keys, modules).items():
         module = modules[name]
         entry = _entry(name, key, module, policies[key])
+        scopes.unused[name] = None
         # Of the class, not bound: so a deep copy of the module runs itself.
         module.forward = partial(  # type: ignore[method-assign]
             scopes.call, entry, type(module).forward, module
@@ -69,7 +72,7 @@ def _entry(name: str, key: str, module: nn.Module, policies: Policies) -> Entry:
     if forward is nn.Module.forward:
         raise ConfigError(path, f"{name} is never called", "Name the module around it.")
     if not any(policy.runs_again for policy in policies):
-        return Entry(policies)
+        return Entry(name, policies)
     if inspect.signature(forward).return_annotation in (None, "None"):
         raise ConfigError(
             path,
@@ -84,7 +87,7 @@ def _entry(name: str, key: str, module: nn.Module, policies: Policies) -> Entry:
             f"{name} routes, so what it runs again from cannot be rounded",
             "Leave one of the two policies out.",
         )
-    return Entry(policies, is_exact=has_router)
+    return Entry(name, policies, is_exact=has_router)
 
 
 def _annotate_ops(
@@ -101,7 +104,8 @@ def _annotate_ops(
                 f"{op} counts for the balancer, so it cannot run again alone",
                 'Use "layers.*.block_sparse_moe".',
             )
-        setattr(model.ops, op, _annotated(functions[op], Entry(own), scopes))
+        scopes.unused[key] = None
+        setattr(model.ops, op, _annotated(functions[op], Entry(key, own), scopes))
 
 
 def _annotated(function: Callable[..., Any], entry: Entry, scopes: Scopes) -> Callable[..., Any]:

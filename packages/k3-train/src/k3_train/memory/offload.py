@@ -20,7 +20,7 @@ MIN_BYTES = 1 << 16
 OUT_BYTES = 512 << 20
 """On their way out at most; then the computation waits for the oldest."""
 AHEAD_BYTES = 512 << 20
-"""Brought back at most ahead of the tensor that the backward asks for."""
+"""On the device ahead of the tensor that the backward asks for."""
 AHEAD = 64
 """Tensors looked at for that."""
 
@@ -63,7 +63,8 @@ class Offload(MemoryPolicy):
         for number in range(moved.number - 1, moved.number - 1 - AHEAD, -1):
             earlier = self._moved.get(number)
             if earlier is not None and num_bytes < AHEAD_BYTES:
-                num_bytes += earlier.bring()
+                earlier.bring()
+                num_bytes += earlier.num_bytes
         return moved.wait()
 
 
@@ -72,50 +73,49 @@ class _Moved:
     until the graph has no more use for them."""
 
     def __init__(self, number: int, values_N: Tensor, stream: torch.cuda.Stream | None) -> None:
-        self.number = number
+        self.number, self.num_bytes = number, values_N.nbytes
         self._stream, self._device = stream, values_N.device
         self._values_N: Tensor | None = values_N
-        self._event: torch.cuda.Event | None = None
         self._host_N = torch.empty(
             values_N.shape, dtype=values_N.dtype, pin_memory=stream is not None
         )
-        self._copy(self._host_N, values_N)
+        self._out = self._copy(self._host_N, values_N)
+        self._in: torch.cuda.Event | None = None
 
-    def _copy(self, target_N: Tensor, source_N: Tensor) -> None:
-        """Begin a copy, behind all that computes so far."""
+    def _copy(self, target_N: Tensor, source_N: Tensor) -> torch.cuda.Event | None:
+        """Begin a copy behind all that computes so far; what tells its end."""
         if self._stream is None:
             target_N.copy_(source_N)
-            return
+            return None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target_N.copy_(source_N, non_blocking=True)
-        self._event = self._stream.record_event()
+        return self._stream.record_event()
 
-    def _join(self) -> None:
-        """The computation goes on when the last copy is done."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-            self._event = None
+    def _join(self, event: torch.cuda.Event | None) -> None:
+        """The computation goes on when the copy is done."""
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
 
     def let_go(self) -> None:
         """The values are on the host only."""
-        self._join()
+        self._join(self._out)
         self._values_N = None
 
-    def bring(self) -> int:
-        """Begin the way back, where they are not on the device; bytes that are on their way."""
-        if self._values_N is not None:
-            return 0
-        self._values_N = torch.empty_like(self._host_N, device=self._device, pin_memory=False)
-        self._copy(self._values_N, self._host_N)
-        return self._values_N.nbytes
+    def bring(self) -> None:
+        """Begin the way back, where they are not on the device."""
+        if self._values_N is None:
+            shape, dtype = self._host_N.shape, self._host_N.dtype
+            self._values_N = torch.empty(shape, dtype=dtype, device=self._device)
+            self._in = self._copy(self._values_N, self._host_N)
 
     def wait(self) -> Tensor:
         """The values, for what computes next."""
-        self._join()
         assert self._values_N is not None
+        self._join(self._in)
+        self._in = None
         return self._values_N
 
     def __del__(self) -> None:
-        # A copy that nobody waited for must not run into the memory's next user.
-        self._join()
+        # A copy that nobody waited for must not run into the next user of the device's memory.
+        self._join(self._in)

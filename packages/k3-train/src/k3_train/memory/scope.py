@@ -25,8 +25,12 @@ _in_force: ContextVar[Policies | None] = ContextVar("in_force", default=())
 
 @dataclass(frozen=True)
 class Entry:
-    """What the table says of a function. is_exact: nothing that it saves may be rounded."""
+    """What the table says of a function: a module by its name, or a key `op:NAME`.
 
+    is_exact: nothing that it saves may be rounded.
+    """
+
+    name: str
     policies: Policies
     is_exact: bool = False
 
@@ -43,9 +47,12 @@ class Scopes:
 
     def __init__(self) -> None:
         self._savers: dict[Policies, Saver] = {}
+        self.unused: dict[str, None] = {}
+        """Names of those that were not called yet, in order."""
 
     def call(self, entry: Entry, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function under its own policies and those around it."""
+        self.unused.pop(entry.name, None)
         outer = _in_force.get()
         if outer is None or not torch.is_grad_enabled():
             return function(*args, **kwargs)

@@ -4,6 +4,7 @@ import pytest
 
 from k3_core.config import ConfigError
 from k3_core.errors import ImplUnavailable
+from k3_train.config import load_train_config, write_toml
 from k3_train.memory.patterns import match_modules
 
 NAMES = ["layers.0", "layers.1", "layers.0.mlp", "layers.1.self_attn", "vision_tower.blocks.0"]
@@ -51,3 +52,12 @@ def test_what_cannot_be_is_an_error_that_says_what_can(make_run, table, message)
 def test_an_unknown_policy_is_named(make_run):
     with pytest.raises(ImplUnavailable, match="fp9"):
         make_run({"layers.*": "fp9"})
+
+
+def test_the_table_is_read_as_it_was_written(tmp_path):
+    config = load_train_config(
+        overrides=['memory={"layers.*" = ["fp8", "offload"], "op:situ_glu" = "recompute"}']
+    )
+    assert config.memory == {"layers.*": ["fp8", "offload"], "op:situ_glu": "recompute"}
+    write_toml(config, tmp_path / "resolved.toml")
+    assert load_train_config(file=tmp_path / "resolved.toml") == config

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -150,6 +151,19 @@ def test_a_run_under_policies_is_the_run_without(tmp_path, make_trainer, small):
         trainer.run(2, schedule, make_reporter(2, io.StringIO()))
         states.append(trainer.state.tensors())
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
+
+
+def test_entries_that_change_nothing_are_named_after_the_first_step(tmp_path, make_trainer):
+    table = (
+        '{"layers.*.input_layernorm" = "recompute", "layers.*" = "keep", "op:kda_step" = "keep"}'
+    )
+    trainer = make_trainer(tmp_path, f"memory={table}")
+    schedule = CosineSchedule(total_steps=4, warmup_ratio=0.25, min_lr_ratio=0.1)
+    with pytest.warns(UserWarning, match=r"not call layers\.1\.input_layernorm, op:kda_step, so"):
+        trainer.run(1, schedule, make_reporter(1, io.StringIO()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.run(2, schedule, make_reporter(2, io.StringIO()))
 
 
 def test_what_runs_again_draws_the_same_random_numbers():

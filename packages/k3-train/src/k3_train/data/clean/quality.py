@@ -21,7 +21,9 @@ from k3_core.errors import K3Error
 NUM_FEATURES = 1 << 18
 WORD = re.compile(r"\w+|[^\w\s]")
 EPOCHS = 5
-RATE = 0.5
+RATE = 1.0
+BIAS = 0.01
+"""Rate of the bias over that of the weights, which see inputs of norm 1."""
 MAX_CHARS = 20_000
 """Of a document that are looked at."""
 
@@ -40,13 +42,15 @@ class HashedLinear:
 
     @classmethod
     def train(cls, good: Sequence[str], bad: Sequence[str], *, seed: int = 0) -> "HashedLinear":
-        """Fit by AdaGrad, both classes weighing the same. K3Error when a class is empty."""
+        """Fit by gradient descent, both classes weighing the same. K3Error when a class is empty.
+
+        All features have one rate: a word that is in many examples learns more than a rare one.
+        """
         if not good or not bad:
             raise K3Error(f"{len(good)} good and {len(bad)} bad examples: give some of each")
         rows = [(features(text), 1.0) for text in good] + [(features(text), 0.0) for text in bad]
         weight = {1.0: len(rows) / len(good) / 2, 0.0: len(rows) / len(bad) / 2}
         model = cls(np.zeros(NUM_FEATURES, np.float32), 0.0)
-        squares, bias_square = np.full(NUM_FEATURES, 1e-8, np.float32), 1e-8
         rng = np.random.default_rng(seed)
         for _ in range(EPOCHS):
             for index in rng.permutation(len(rows)):
@@ -54,10 +58,8 @@ class HashedLinear:
                 scale = max(len(found), 1) ** -0.5
                 value = model.bias + float(model.weights[found].sum()) * scale
                 error = weight[target] * (1 / (1 + np.exp(-np.clip(value, -50, 50))) - target)
-                squares[found] += (error * scale) ** 2
-                model.weights[found] -= RATE * error * scale / np.sqrt(squares[found])
-                bias_square += error**2
-                model.bias -= RATE * error / bias_square**0.5
+                model.weights[found] -= RATE * error * scale
+                model.bias -= RATE * error * BIAS
         return model
 
     def save(self, path: Path) -> None:
