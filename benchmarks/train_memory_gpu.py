@@ -9,7 +9,8 @@ of `--length`, as micro-batches of `--micro`; the learning rate is 0, so that al
 same weights. Step times are medians of `--steps` steps after `--warmup`, or of those that fit
 `--seconds` and half of that; kernels are compiled before, for the gradients. MFU is 6 x active
 parameters (unembedding counted) x tokens/s / 989 TFLOP/s. `cosine` is of the gradient of one
-micro-batch (16,384 tokens at most) with the same one's without policies. `left_gb` is in use between steps.
+micro-batch (16,384 tokens at most) with the same one's without policies. `left_gb` is in use
+between steps.
 """
 
 import argparse
