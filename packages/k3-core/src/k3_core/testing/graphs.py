@@ -14,6 +14,9 @@ from k3_core.testing.cases import Case
 from k3_core.testing.compare import differences, run
 from k3_core.testing.values import Values, map_tensors
 
+CHECKS = "test_schema", "test_autograd_registration", "test_faketensor"
+"""Those of torch that compile nothing."""
+
 
 def compare_compiled(
     function: Callable[..., Any],
@@ -65,12 +68,12 @@ def opcheck(name: str, case: Case, dtype: torch.dtype, device: str) -> int:
     kept = [*saved, *(results if own.reads_results else ())]
     grads = [torch.ones_like(x) if x.requires_grad else None for x in results]
     given = map_tensors(Tensor.detach, [*plain, None, kept, grads, needs])
-    torch.library.opcheck(getattr(ops, f"{op}_backward").default, tuple(given))
+    # In a graph it is whenever a call with gradients is compiled.
+    torch.library.opcheck(getattr(ops, f"{op}_backward").default, tuple(given), test_utils=CHECKS)
     return num_checked + 2
 
 
 def _checks(results: Sequence[Tensor]) -> Sequence[str]:
     """All of torch's; but that of gradients adds all results up in place of the first, which one of
     integers does not take."""
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    return checks if not results[0].is_floating_point() else (*checks, "test_aot_dispatch_dynamic")
+    return CHECKS if not results[0].is_floating_point() else (*CHECKS, "test_aot_dispatch_dynamic")

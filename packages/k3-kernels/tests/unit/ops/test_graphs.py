@@ -54,16 +54,22 @@ def under_checkpointing(function):
     return run_twice
 
 
+def is_traced(impl: Impl) -> bool:
+    """Whether a graph holds what the implementation does: not a node, nor the loops' other form."""
+    impl.load()
+    return impl.name not in IMPLEMENTATIONS and not impl.name.endswith(".numba")
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 def test_compiles_to_one_graph(impl):
     cases = cases_of(impl)
-    for case in cases[:1] if "triton" in impl.name else cases:
+    for case in cases if is_traced(impl) else cases[:1]:
         assert not compared(impl.load(), case, False), case
 
 
 @pytest.mark.parametrize("impl", DIFFERENTIABLE)
 def test_compiles_with_gradients(impl):
-    for case in cases_of(impl)[:2]:
+    for case in cases_of(impl)[: 2 if is_traced(impl) else 1]:
         assert not compared(impl.load(), case, True), case
 
 
