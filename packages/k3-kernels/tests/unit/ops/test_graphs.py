@@ -19,6 +19,8 @@ from k3_core.testing.compare import differences, run
 from k3_core.testing.graphs import compare_compiled, opcheck
 from k3_core.testing.values import Values
 
+pytestmark = pytest.mark.usefixtures("small_expert_tiles")
+
 IS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_GPU else "cpu"
 # Sums that inductor makes are in another order.
