@@ -12,7 +12,7 @@ from k3_core import K3Config, K3ForConditionalGeneration
 from k3_core.model.batch import SequenceBatch
 from k3_core.moe.router import Router
 
-LENGTHS = (9, 1, 5)
+LENGTHS = (5, 1, 2)
 NUM_BINS = 50
 IS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_GPU else "cpu"

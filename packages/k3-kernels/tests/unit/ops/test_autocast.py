@@ -18,6 +18,8 @@ from k3_core.ops import OP_NAMES
 from k3_core.plugins import ensure_plugins
 from k3_core.testing.values import Call
 
+pytestmark = pytest.mark.usefixtures("small_expert_tiles")
+
 LENGTHS = (3, 1, 2)
 # A linear layer of many tokens is torch's product; segments are of context parallelism.
 KERNELS = {

@@ -13,23 +13,14 @@ from k3_core.ops.mx_quantize.reference import mx_quantize
 from k3_core.ops.situ_glu.reference import situ_glu
 from k3_core.quant import MXTensor, fake_mxfp4, fake_mxfp8
 from k3_core.testing import relative_error
-from k3_kernels.moe_experts import backward, op, plan, products, rows
+from k3_kernels.moe_experts import backward, op, plan, rows
 from k3_kernels.moe_experts.op import moe_experts
 from k3_kernels.mx_quantize.op import mx_values
 
+pytestmark = pytest.mark.usefixtures("small_expert_tiles")
+
 SITU = partial(situ_glu, beta=4.0, linear_beta=25.0)
 UNCAPPED = partial(situ_glu, beta=4.0, linear_beta=None)
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Experts of several tiles, tiles of several paddings, more than one step."""
-    if torch.cuda.is_available():
-        return
-    tiles = products.Tiles(32, *[products.Tile(32, 16, 4, 2)] * 4, 16, products.Tile(32, 16, 4, 2))
-    monkeypatch.setattr(products, "FULL", tiles)
-    monkeypatch.setattr(products, "HALF", tiles)
-    monkeypatch.setattr(rows, "PAD", 16)
 
 
 class _Problem:
