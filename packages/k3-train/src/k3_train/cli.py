@@ -1,6 +1,8 @@
-"""`k3 train`: fit, resume, and the data commands (training 7)."""
+"""`k3 train`: fit, resume, and what is beside them (training 7)."""
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +10,7 @@ import typer
 
 from k3_core.errors import K3Error
 from k3_train.data.cli import data_app, tokenizer
+from k3_train.tools.cli import doctor, export, inspect
 
 app = typer.Typer(
     add_completion=False,
@@ -17,6 +20,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", help="Build token files, count them.")
 app.command()(tokenizer)
+for command in (export, inspect, doctor):
+    app.command()(command)
 
 Minutes = Annotated[
     float | None,
@@ -37,17 +42,25 @@ def fit(
     sets: Sets = None,
     data: Data = None,
     device: Device = None,
+    init: Annotated[Path | None, typer.Option(help="Start from the weights of a model.")] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard files too.")] = False,
 ) -> None:
     """Train a model from its start and export it to OUT/model."""
     started = time.perf_counter()
     # Imported here: they import torch.
     from k3_train.config import load_train_config
+    from k3_train.loop.curriculum import Curriculum
     from k3_train.loop.session import start
 
-    settings = load_train_config(
-        preset=preset, file=config, overrides=_overrides(sets, data, device)
-    )
-    if steps is None and minutes is None and not settings.run.steps:
+    overrides = _overrides(sets, data, device)
+    if init is not None:
+        overrides.append(f"model.init_from='{init.resolve() if init.exists() else init}'")
+    settings = load_train_config(preset=preset, file=config, overrides=overrides)
+    if tensorboard and "tensorboard" not in settings.run.loggers:
+        loggers = (*settings.run.loggers, "tensorboard")
+        settings = replace(settings, run=replace(settings.run, loggers=loggers))
+    planned = settings.run.steps or Curriculum(settings).total_steps
+    if steps is None and minutes is None and not planned:
         raise K3Error("say how long to train: --steps N or --minutes M")
     _check_length(steps, minutes)
     _report(start(settings, out, started=started).train(steps=steps, minutes=minutes), out)
@@ -69,6 +82,14 @@ def resume(
     _check_length(steps, minutes)
     session = reopen(run, overrides=_overrides(sets, data, device), started=started)
     _report(session.train(steps=steps, minutes=minutes), run)
+
+
+@app.command("config-schema")
+def schema() -> None:
+    """Print the JSON schema of a settings file."""
+    from k3_train.schema import config_schema
+
+    print(json.dumps(config_schema(), indent=1))
 
 
 def _overrides(sets: list[str] | None, data: Path | None, device: str | None) -> list[str]:

@@ -1,8 +1,9 @@
 """The configuration of a training run: frozen dataclasses, read from TOML and `--set a.b=c`.
 
-Order: the defaults here, the training preset of the model (`presets/NAME.toml`), `--config`,
-`--set`. What was finally used is written to `config.resolved.toml` of the run. No value here is
-the report's unless said so: peak rates, batch and horizon are not disclosed (report 12).
+Order: the defaults here, the training preset of the model (`presets/NAME.toml`), `--config` (after
+the file that it extends), `--set`. What was finally used is written to `config.resolved.toml` of
+the run. No value here is the report's unless said so: peak rates, batch and horizon are not
+disclosed (report 12).
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ class DataSection:
 class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
+    name: per_head_muon, muon (whole matrices), adamw, or a plugin's.
+    muon_lr: of matrices under Muon. adamw_lr: of what AdamW updates.
+    embedding_lr: of the embedding and the output head.
+    weight_decay: of the roles that decay; 0.1 is the report's.
+    momentum: Muon's. newton_schulz_steps: iterations of an orthogonalisation.
     muon_scale: how Muon's update follows the shape of its block: match_rms_adamw, 0.2 sqrt(larger
     side), or original, sqrt(rows / columns) where that is above 1.
+    beta1, beta2: AdamW's moving means. eps: AdamW's.
     clip_norm: global gradient norm; 0 turns clipping off.
     qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
     is not disclosed); 0 turns QK-Clip off.
@@ -78,8 +85,9 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleSection:
-    """Schedule by registry name: cosine, wsd or constant; 1 % warm-up is the report's.
+    """Schedule by registry name; 1 % warm-up is the report's.
 
+    name: cosine, wsd, constant, or a plugin's. warmup_ratio: share of the horizon.
     total_steps: the horizon; 0 means the planned steps of a run given in minutes, else `run.steps`,
     or `DEFAULT_HORIZON` when that is 0 too. The learning rate stays at its floor after it.
     min_lr_ratio: the floor of cosine and wsd. decay_ratio: the share of the horizon in which wsd
@@ -97,6 +105,7 @@ class ScheduleSection:
 class BalanceSection:
     """Balancer by registry name, with the settings that some of them have.
 
+    name: quantile_histogram, quantile_exact, sign, auxiliary, none, or a plugin's.
     num_bins: of quantile_histogram (1000 is the report's).
     ema: share of the old biases that the quantile balancers keep; the report has none.
     sign_rate: how far `sign` moves a bias in a step (DeepSeek-V3's).
@@ -115,9 +124,11 @@ class RunSection:
     """How the run goes.
 
     steps: optimizer steps to reach, in all; a run given in minutes sets it after measuring.
+    seed: of the initial weights and of the order of the data.
     accumulation: micro-batches of one step. device: cpu, cuda or auto.
     threads: of the CPU's kernels; 0 leaves torch's number.
-    log_every, checkpoint_every: in steps. keep_checkpoints: the newest ones kept.
+    log_every, checkpoint_every: in steps; both also at the end.
+    keep_checkpoints: the newest ones kept.
     events, loggers: by registry name, in the order in which they are told.
     """
 
@@ -155,8 +166,19 @@ class GuardSection:
     max_skips: int = 10
 
 
+@dataclass(frozen=True)
+class LogSection:
+    """What loggers that keep several runs call this one.
+
+    project: what the run belongs to. name: of the run; empty takes that of its folder.
+    """
+
+    project: str = "k3"
+    name: str = ""
+
+
 _BELOW_ONE = 0.999999
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "model.mtp_weight": (0, math.inf),
     "data.tokens_per_batch": (2, math.inf),
     "data.max_seq_len": (2, math.inf),
@@ -194,6 +216,30 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A stage of the curriculum, `[[curriculum]]`; a value that is 0 or empty is that of the run.
+
+    name: of the stage, for the log.
+    steps: its length in optimizer steps; the last stage may leave it out and goes on to the end.
+    tokens: its length in tokens instead of steps, rounded up to whole steps.
+    max_seq_len: longest piece of a document; the longest of all stages is a multiple of each.
+    tokens_per_batch: of one micro-batch.
+    accumulation: micro-batches of one step.
+    lr_scale: multiplies the rate of the schedule.
+    weights: share of the tokens by name of token file.
+    """
+
+    name: str
+    steps: int = 0
+    tokens: int = 0
+    max_seq_len: int = 0
+    tokens_per_batch: int = 0
+    accumulation: int = 0
+    lr_scale: float = 1.0
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """All sections of a run."""
 
@@ -204,10 +250,12 @@ class TrainConfig:
     balance: BalanceSection = field(default_factory=BalanceSection)
     guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
+    log: LogSection = field(default_factory=LogSection)
+    curriculum: tuple[Stage, ...] = ()
     impl: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             section, key = name.split(".")
             value = getattr(getattr(self, section), key)
             if not low <= value <= high:
@@ -222,15 +270,42 @@ def load_train_config(
 
     `preset` names the model and wins over the file. Raises ConfigError naming the bad key.
     """
-    given = apply_overrides(read_toml(file) if file else {}, overrides)
+    given = apply_overrides(read_extended(file) if file else {}, overrides)
     if preset is not None:
         given = apply_overrides(given, [f"model.preset={json.dumps(preset)}"])
     model = load_dataclass(ModelSection, _table(given, "model"), "model")
     shipped = Path(__file__).parent / "presets" / f"{model.preset}.toml"
     defaults = read_toml(shipped) if shipped.is_file() else {}
-    sections = {**defaults, **given}
-    merged = {name: {**_table(defaults, name), **_table(given, name)} for name in sections}
-    return load_dataclass(TrainConfig, merged)
+    return load_dataclass(TrainConfig, merge_sections(defaults, given))
+
+
+def read_extended(file: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
+    """The tables of a TOML file over those of the file that its `extends` names, and so on.
+
+    `extends` is a path from the folder of the file that has it. ConfigError for a circle.
+    """
+    file = file.resolve()
+    if file in seen:
+        chain = " -> ".join(str(one) for one in (*seen[seen.index(file) :], file))
+        raise ConfigError("extends", f"the files extend each other: {chain}", "Break the circle.")
+    own = read_toml(file)
+    base = own.pop("extends", None)
+    if base is None:
+        return own
+    if not isinstance(base, str):
+        raise ConfigError("extends", f"{base!r} in {file} is not a path", "Name one TOML file.")
+    return merge_sections(read_extended(file.parent / base, (*seen, file)), own)
+
+
+def merge_sections(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """`base` with the keys of every table of `over`; what is inside a key is replaced whole."""
+    merged: dict[str, object] = {}
+    for name in {**base, **over}:
+        if name == "curriculum":
+            merged[name] = over.get(name, base.get(name))
+        else:
+            merged[name] = {**_table(base, name), **_table(over, name)}
+    return merged
 
 
 def _table(values: Mapping[str, object], name: str) -> dict[str, object]:
@@ -244,8 +319,10 @@ def write_toml(config: TrainConfig, path: Path) -> None:
     """Write the resolved configuration, one table per section, readable by `tomllib`."""
     lines = ["# The configuration that this run used; `k3 train resume` reads it."]
     for section, values in asdict(config).items():
-        lines += ["", f"[{section}]"]
-        lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in values.items()]
+        tables = [values] if isinstance(values, dict) else values
+        for table in tables:
+            lines += ["", f"[{section}]" if table is values else f"[[{section}]]"]
+            lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in table.items()]
     partial = path.with_suffix(".partial")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     partial.replace(path)

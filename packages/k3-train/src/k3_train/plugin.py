@@ -69,10 +69,21 @@ def k3_register_schedule() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """The guard, and QK-Clip, which `optim.qk_clip_tau` turns on."""
+    """The guard, QK-Clip, and what tells of the stages of a curriculum."""
     return [
         _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
         _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
+        _impl("trainer_event", "stages", "events.stages:Stages", "which stage the run is in"),
+    ]
+
+
+@hookimpl
+def k3_register_logger() -> Iterable[Impl]:
+    """TensorBoard files, trackio and Weights & Biases; each is imported by a run that uses it."""
+    return [
+        _impl("logger", "tensorboard", "events.tensorboard:TensorBoard", "RUN/tensorboard"),
+        _impl("logger", "trackio", "events.trackers:Trackio", "rows to trackio"),
+        _impl("logger", "wandb", "events.trackers:Wandb", "rows to Weights & Biases"),
     ]
 
 

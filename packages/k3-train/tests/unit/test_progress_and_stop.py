@@ -1,14 +1,16 @@
 """What a person sees, and how a run is asked to stop."""
 
+import dataclasses
 import io
 import os
+import re
 import signal
 
 import pytest
 from rich.console import Console
 
 from k3_train.loop.log import LogRow
-from k3_train.loop.progress import LiveReporter, PlainReporter, make_reporter
+from k3_train.loop.progress import LiveReporter, PlainReporter, describe, make_reporter
 from k3_train.loop.stop import StopRequest
 
 ROW = LogRow(
@@ -21,8 +23,9 @@ ROW = LogRow(
     max_over_mean_load=1.25,
     dead_experts=2,
     mtp_loss=0.0,
+    values={"mfu": 0.314},
 )
-FIGURES = ("loss 2.5", "lr 1.00e-02", "1,234 tok/s", "max/mean 1.25", "dead 2")
+FIGURES = ("loss 2.5", "lr 1.00e-02", "tok/s 1,234", "MFU 31.4%", "max/mean 1.25", "dead 2")
 
 
 def test_plain_lines_where_there_is_no_terminal():
@@ -36,13 +39,19 @@ def test_plain_lines_where_there_is_no_terminal():
     assert all(figure in line for figure in (*FIGURES, "eta 12s"))
 
 
-def test_a_terminal_gets_a_bar_with_the_same_figures():
+def test_without_a_known_peak_there_is_no_mfu():
+    assert "MFU" not in describe(dataclasses.replace(ROW, values={}))
+    assert "skipped 3" in describe(dataclasses.replace(ROW, values={"skipped_steps": 3}))
+
+
+def test_a_terminal_gets_a_panel_with_the_same_figures():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
     with LiveReporter(10, console) as reporter:
-        reporter.row(ROW, 12.0)
+        reporter.row(ROW, 3700.0)
         reporter.note("saved [here]")
-    shown = stream.getvalue()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "eta 1:01:40" in shown
     assert "3/10" in shown
     assert "saved [here]" in shown
     assert all(figure in shown for figure in FIGURES)

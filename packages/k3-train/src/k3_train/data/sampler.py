@@ -36,6 +36,9 @@ class PackedSampler:
     remainder, so the mix is exact in every batch. `num_micro` is the number of micro-batches of
     one optimizer step. The label of a position is the next token of its document, also where a
     cut ends the sequence; the last token of a document has none, nor has a target whose mask is 0.
+    Samplers of one `grain` (a multiple of their `max_seq_len`, which it is by default) cut the
+    same streams into pieces of different lengths: one can go on at the offsets `starts` where
+    another ended, and no token comes twice.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class PackedSampler:
         seed: int,
         *,
         num_micro: int = 1,
+        grain: int | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None:
         if not files or len(files) != len(weights):
             raise K3Error(f"{len(weights)} weights for {len(files)} token files: give one each")
@@ -57,9 +62,15 @@ class PackedSampler:
                 f"tokens_per_batch {tokens_per_batch}, max_seq_len {max_seq_len} and "
                 f"num_micro {num_micro} must be at least 1"
             )
+        self.grain, self.seed = max_seq_len if grain is None else grain, seed
+        if self.grain % max_seq_len:
+            raise K3Error(f"grain {grain} must be a multiple of max_seq_len {max_seq_len}")
+        self.files = list(files)
         self.shares = _shares(weights, tokens_per_batch)
+        self.starts = [0] * len(files) if starts is None else list(starts)
         self._streams = [
-            _Stream(file, max_seq_len, (seed, index)) for index, file in enumerate(files)
+            _Stream(file, max_seq_len, self.grain, (seed, index))
+            for index, file in enumerate(files)
         ]
         for file, share in zip(files, self.shares, strict=True):
             if share and not file.num_tokens:
@@ -72,18 +83,34 @@ class PackedSampler:
             raise K3Error(f"step {step} must be >= 0 and micro {micro} in 0..{self._num_micro - 1}")
         position = step * self._num_micro + micro
         parts = [
-            stream.read(position * share, share)
-            for stream, share in zip(self._streams, self.shares, strict=True)
+            stream.read(start + position * share, share)
+            for stream, share, start in zip(self._streams, self.shares, self.starts, strict=True)
             if share
         ]
         inputs, labels, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), tuple(lengths.tolist()))
 
+    def offsets(self, step: int) -> list[int]:
+        """How many tokens of each file's stream were read before `step`."""
+        read = step * self._num_micro
+        return [start + read * share for start, share in zip(self.starts, self.shares, strict=True)]
+
+    def position(self, step: int) -> dict[str, object]:
+        """Where `step` begins and what of, in JSON values; equal when the tokens are the same."""
+        streams = {
+            file.path.name: {"offset": offset, "sha256": file.manifest["sha256"]["tokens.bin"]}
+            for file, offset in zip(self.files, self.offsets(step), strict=True)
+            if offset
+        }
+        return {"seed": self.seed, "grain": self.grain, "streams": streams}
+
 
 class _Stream:
-    """The endless token stream of one file."""
+    """The endless token stream of one file: grains in a permutation, each cut into pieces."""
 
-    def __init__(self, file: TokenFile, max_seq_len: int, seed: tuple[int, int]) -> None:
+    def __init__(
+        self, file: TokenFile, max_seq_len: int, grain: int, seed: tuple[int, int]
+    ) -> None:
         self._file, self._seed = file, seed
         lengths = np.diff(file.documents)
         num_pieces = -(-lengths // max_seq_len)
@@ -91,6 +118,8 @@ class _Stream:
         rank = np.arange(num_pieces.sum()) - np.repeat(first, num_pieces)
         self._stop = np.repeat(file.documents[1:], num_pieces)  # end of the piece's document
         self._start = np.repeat(file.documents[:-1], num_pieces) + rank * max_seq_len
+        is_first = rank % (grain // max_seq_len) == 0
+        self._grain = np.cumsum(is_first) - 1  # number of the grain of each piece
         self._length = np.minimum(max_seq_len, self._stop - self._start)
         self._epoch = lru_cache(maxsize=2)(self._permute)
 
@@ -105,7 +134,11 @@ class _Stream:
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
     def _permute(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.random.default_rng((*self._seed, epoch)).permutation(len(self._start))
+        num_grains = int(self._grain[-1]) + 1 if len(self._grain) else 0
+        grains = np.random.default_rng((*self._seed, epoch)).permutation(num_grains)
+        place = np.empty_like(grains)
+        place[grains] = np.arange(num_grains)
+        order = np.argsort(place[self._grain], kind="stable")  # pieces of a grain stay in order
         return order, np.concatenate(([0], np.cumsum(self._length[order])))
 
     def _slice(self, epoch: int, offset: int, count: int) -> tuple[npt.NDArray[np.int64], ...]:

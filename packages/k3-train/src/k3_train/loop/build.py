@@ -1,21 +1,26 @@
 """From a configuration to a trainer: model, optimizer, balancer, sampler, by the registry."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from k3_core.config import ConfigError, K3Config
+from k3_core.checkpoint.source import resolve_source
+from k3_core.config import ConfigError, K3Config, count_parameters
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
 from k3_train.balance.base import Balancer
 from k3_train.balance.load import LoadTracker
 from k3_train.config import ModelSection, TrainConfig
 from k3_train.events.base import Events, TrainerEvent
+from k3_train.loop.curriculum import Curriculum, StagedSchedule
 from k3_train.loop.state import TrainState
 from k3_train.loop.step import Stepper
 from k3_train.loop.trainer import Sampler, Schedule, Trainer
+
+_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 def choose_device(name: str) -> torch.device:
@@ -28,10 +33,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def peak_flops(device: torch.device) -> float:
+    """Dense bf16 FLOP/s of a GPU by its data sheet; infinite where it is not known here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in _PEAKS.items() if part in name), math.inf)
+
+
 def model_config(section: ModelSection) -> K3Config:
     """The configuration of the model to train."""
     if section.init_from:
-        return K3Config.from_file(Path(section.init_from) / "config.json")
+        return K3Config.from_file(resolve_source(section.init_from))
     if section.config:
         return K3Config.from_file(Path(section.config))
     return K3Config.preset(section.preset)
@@ -68,7 +79,8 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         run=config.run,
         peak_lr=config.optim.muon_lr,
         folder=folder,
-        num_micro=lambda step: config.run.accumulation,
+        num_micro=Curriculum(config).num_micro,
+        mfu_per_token=6 * count_parameters(model.config).active / peak_flops(device),
     )
 
 
@@ -76,12 +88,13 @@ def build_schedule(config: TrainConfig) -> Schedule:
     """The schedule over the horizon of the configuration."""
     section = config.schedule
     target: Any = resolve("schedule", section.name, overrides=config.impl).load()
-    return target(
+    schedule: Schedule = target(
         total_steps=section.total_steps,
         warmup_ratio=section.warmup_ratio,
         min_lr_ratio=section.min_lr_ratio,
         decay_ratio=section.decay_ratio,
     )
+    return StagedSchedule(schedule, Curriculum(config)) if config.curriculum else schedule
 
 
 def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGeneration:
@@ -140,9 +153,13 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
 def _events(config: TrainConfig) -> Events:
     is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
     # The guard comes first: what it skips, the others do not take for a step.
-    guard = ("guard",) if is_guarded and "guard" not in config.run.events else ()
-    clip = ("qk_clip",) if config.optim.qk_clip_tau else ()
-    chosen = {"trainer_event": guard + clip + config.run.events, "logger": config.run.loggers}
+    own = {
+        "guard": is_guarded,
+        "qk_clip": bool(config.optim.qk_clip_tau),
+        "stages": bool(config.curriculum),
+    }
+    wanted = tuple(name for name in own if own[name] and name not in config.run.events)
+    chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}
     events: dict[str, TrainerEvent] = {}
     for kind, names in chosen.items():
         for name in names:

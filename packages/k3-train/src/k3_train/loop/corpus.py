@@ -13,6 +13,7 @@ from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
 from k3_train.data.token_file import MANIFEST, TokenFile
+from k3_train.loop.curriculum import Curriculum, CurriculumSampler
 
 CONFIG_FILE = "tokenizer_config.json"
 NUM_SPECIAL = 256
@@ -21,23 +22,36 @@ DEFAULT_FILES = 150
 DEFAULT_CHAT_TOKENS = 200_000
 
 
-def open_sampler(config: TrainConfig, folder: Path) -> PackedSampler:
-    """Batches from every token file of `folder`, by `data.weights` or by their sizes."""
+def open_sampler(config: TrainConfig, folder: Path) -> CurriculumSampler:
+    """Batches from every token file of `folder`, by the weights of the stage or by their sizes."""
     files = {path.parent.name: TokenFile.open(path.parent) for path in _manifests(folder)}
     if not files:
         raise ConfigError(
             "data.path", f"{folder} holds no token file", "Build one with `k3 train data build`."
         )
-    weights = config.data.weights or {name: file.num_tokens for name, file in files.items()}
-    _check_weights(weights, files, folder)
-    return PackedSampler(
-        [files[name] for name in weights],
-        list(weights.values()),
-        config.data.tokens_per_batch,
-        config.data.max_seq_len,
-        config.run.seed,
-        num_micro=config.run.accumulation,
-    )
+    sizes = {name: float(file.num_tokens) for name, file in files.items()}
+    curriculum = Curriculum(config)
+    mixtures = [span.weights or sizes for span in curriculum.spans]
+    for weights in mixtures:
+        _check_weights(weights, files, folder)
+    # One order of the files for all stages: it is part of the seeds of their streams.
+    names = list(dict.fromkeys(name for weights in mixtures for name in weights))
+    samplers: list[PackedSampler] = []
+    starts = [0] * len(names)
+    for span, weights in zip(curriculum.spans, mixtures, strict=True):
+        sampler = PackedSampler(
+            [files[name] for name in names],
+            [weights.get(name, 0.0) for name in names],
+            span.tokens_per_batch,
+            span.max_seq_len,
+            config.run.seed,
+            num_micro=span.accumulation,
+            grain=curriculum.grain,
+            starts=starts,
+        )
+        samplers.append(sampler)
+        starts = sampler.offsets(span.num_steps)
+    return CurriculumSampler(curriculum, samplers)
 
 
 def open_tokenizer(folder: Path, vocab_size: int) -> K3Tokenizer:

@@ -28,10 +28,15 @@ def write_environment(
         "threads": torch.get_num_threads(),
         "device": str(device),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "versions": versions(),
         "implementations": {name: one.chosen.name for name, one in sorted(resolutions.items())},
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def versions() -> dict[str, str | None]:
+    """What is installed of what a run depends on; None for what is not."""
+    return {name: _version(name) for name in _DISTRIBUTIONS}
 
 
 def _version(distribution: str) -> str | None:

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from k3_train.loop import checkpoint
 
 
 class CheckpointSaver:
-    """At most one save is under way; the next one waits for it.
+    """At most one save is under way. Not thread-safe.
 
-    The copy is in pinned memory for a GPU and is kept from one save to the next. Not thread-safe.
+    The copies are kept from one save to the next, in pinned memory for a GPU. They are made here:
+    torch 2.11's own stager works once, and pinning anew each time would cost more than the copy.
     """
 
     def __init__(self, root: Path, keep: int, device: torch.device) -> None:
-        self.root, self.keep = root, keep
-        self._is_cuda = device.type == "cuda"
-        self._stager: DefaultStager | None = None
+        self.root, self.keep, self.device = root, keep, device
+        self._copies: dict[str, Tensor] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[Path] | None = None
 
@@ -30,13 +29,14 @@ class CheckpointSaver:
         The tensors may change as soon as this returns.
         """
         assert self._pending is None, "collect the save that is under way first"
-        if self._pool is None or self._stager is None:
-            options = StagingOptions(self._is_cuda, False, False, self._is_cuda)
-            self._stager = DefaultStager(options)
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="k3-checkpoint")
-        whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        copies: Mapping[str, Tensor] = self._stager.stage(whole)  # type: ignore[assignment]
-        self._pending = self._pool.submit(checkpoint.save, self.root, step, copies, meta, self.keep)
+        self._copies = {name: self._copied(name, one) for name, one in tensors.items()}
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._pending = self._pool.submit(
+            checkpoint.save, self.root, step, self._copies, meta, self.keep
+        )
 
     def collect(self, *, wait: bool) -> Path | None:
         """The folder of a save that has become complete since the last call, told once.
@@ -51,7 +51,13 @@ class CheckpointSaver:
 
     def close(self) -> None:
         """Wait for the thread and free the copies; `start` may be called again."""
-        if self._pool is not None and self._stager is not None:
+        if self._pool is not None:
             self._pool.shutdown()
-            self._stager.close()
-        self._pool = self._stager = None
+        self._pool, self._copies = None, {}
+
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        copy = self._copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            is_pinned = tensor.is_cuda
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+        return copy.copy_(tensor.detach(), non_blocking=True)

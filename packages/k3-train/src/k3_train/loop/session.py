@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from k3_core.config import ConfigError, K3Config
+from k3_core.model import K3ForConditionalGeneration
+from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
 from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
+from k3_train.loop.curriculum import Curriculum
 from k3_train.loop.environment import write_environment
 from k3_train.loop.progress import make_reporter
 from k3_train.loop.trainer import Trainer
@@ -43,12 +46,13 @@ class Session:
         Returns the signal that stopped the run, empty when it reached its end and was exported.
         """
         done = self.trainer.state.step
+        planned = self.config.run.steps or Curriculum(self.config).total_steps
         if minutes is not None:
             steps = self._steps_within(minutes)
-        target = done + steps if steps is not None else self.config.run.steps
+        target = done + steps if steps is not None else planned
         horizon = self.config.schedule.total_steps
         if not horizon:
-            horizon = target if minutes else self.config.run.steps or DEFAULT_HORIZON
+            horizon = target if minutes else planned or DEFAULT_HORIZON
         self.config = replace(
             self.config,
             run=replace(self.config.run, steps=target),
@@ -67,10 +71,7 @@ class Session:
         Experts are packed in place when the configuration says that they are quantised, so this
         ends the session; the checkpoints keep their float32 weights.
         """
-        model = self.trainer.state.model.eval()
-        if model.config.text.quantization_config:
-            model.pack_experts()
-        model.save_pretrained(self.folder / "model", tokenizer=self.tokenizer)
+        save_model(self.trainer.state.model.eval(), self.folder / "model", self.tokenizer)
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,12 @@ class Session:
 
     def _steps_within(self, minutes: float) -> int:
         """Fix the number of steps from measured ones; set-up and export are inside the limit."""
+        if self.config.curriculum:
+            raise ConfigError(
+                "--minutes",
+                "the stages of a curriculum take different times a step",
+                "Give --steps, or lengths to all stages.",
+            )
         rough = self.trainer.measure_step_seconds(1, num_warmup=2)
         num_steps = int(MEASURED_SHARE * 60 * minutes / rough)
         pace = self.trainer.measure_step_seconds(min(50, max(2, num_steps)))
@@ -96,6 +103,13 @@ class Session:
                 "Give more minutes, or --steps.",
             )
         return int(left / pace)
+
+
+def save_model(model: K3ForConditionalGeneration, out: Path, tokenizer: K3Tokenizer) -> None:
+    """Write a trained model in the released layout; its experts are packed in place if need be."""
+    if model.config.text.quantization_config:
+        model.pack_experts()
+    model.save_pretrained(out, tokenizer=tokenizer)
 
 
 def start(config: TrainConfig, folder: Path, *, started: float) -> Session:

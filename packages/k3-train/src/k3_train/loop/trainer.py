@@ -71,6 +71,13 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the newest checkpoint of the folder."""
         tensors, meta = checkpoint.load(checkpoint.newest(self.checkpoints))
+        have, want = self._data_position(meta["step"]), meta.get("data")
+        if have and want and have != want:
+            raise checkpoint.CheckpointError(
+                f"the data of step {meta['step']} would begin at {have}, the checkpoint was at "
+                f"{want}: seed, weights, lengths or files were changed; put them back, or change "
+                "them from here on with another [[curriculum]] stage"
+            )
         self.state.restore(tensors, meta)
         drop_rows_after(self.rows_path, meta["step"])
 
@@ -181,7 +188,8 @@ class Trainer:
 
     def _start_save(self) -> None:
         self._collect_save(wait=True)
-        self._saver.start(self.state.step, self.state.tensors(), self.state.meta)
+        meta = {**self.state.meta, "data": self._data_position(self.state.step)}
+        self._saver.start(self.state.step, self.state.tensors(), meta)
 
     def _collect_save(self, *, wait: bool = False) -> None:
         """Tell of a save that is complete; one that failed is tried again at the next step due."""
@@ -210,6 +218,11 @@ class Trainer:
         if self.stepper.device.type == "cuda":
             torch.cuda.synchronize(self.stepper.device)
         return time.perf_counter()
+
+    def _data_position(self, step: int) -> dict[str, object]:
+        """Where the sampler is at the beginning of a step; empty when it cannot say."""
+        position = getattr(self.sampler, "position", None)
+        return position(step) if position is not None else {}
 
     def _batches(self, step: int) -> Sequence[Batch]:
         return [self.sampler.batch(step, micro) for micro in range(self.num_micro(step))]

@@ -1,0 +1,1 @@
+"""Commands beside training: export a checkpoint, inspect a configuration, examine a machine."""

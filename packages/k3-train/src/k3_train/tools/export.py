@@ -1,0 +1,68 @@
+"""A run or one of its checkpoints as a model folder in the released layout."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from k3_core.config import ConfigError
+from k3_core.model import K3ForConditionalGeneration
+from k3_core.tokenizer import K3Tokenizer
+from k3_train.config import TrainConfig, load_train_config
+from k3_train.loop import checkpoint
+from k3_train.loop.build import model_config
+from k3_train.loop.corpus import open_tokenizer
+from k3_train.loop.session import CONFIG_FILE, save_model
+
+_MODEL = "model."
+
+
+def export(source: Path, out: Path, *, data: Path | None = None) -> int:
+    """Write the model of a run (its newest checkpoint) or of a checkpoint folder; returns its step.
+
+    data: folder of the tokenizer, where the run's has moved. Experts are packed when the
+    configuration says that they are quantised. ConfigError, CheckpointError name what is missing.
+    """
+    run, folder = _locate(source)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError("--out", f"{out} is not empty", "Choose another folder.")
+    config = load_train_config(file=run / CONFIG_FILE)
+    tensors, meta = checkpoint.load(folder)
+    settings = model_config(config.model)
+    tokenizer = _tokenizer(config, run, data, settings.text.vocab_size)
+    model = K3ForConditionalGeneration(settings, initialize=False)
+    _copy(tensors, model, folder)
+    save_model(model.eval(), out, tokenizer)
+    return int(meta["step"])
+
+
+@torch.no_grad()
+def _copy(tensors: Mapping[str, Tensor], model: K3ForConditionalGeneration, folder: Path) -> None:
+    # By the names of the parameters, which a state dict has not: it names every expert alone.
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, tensor in own.items():
+        saved = tensors.get(_MODEL + name)
+        if saved is None or saved.shape != tensor.shape:
+            raise checkpoint.CheckpointError(
+                f"{folder} does not fit the model of its run: {name} is absent or of another shape"
+            )
+        tensor.copy_(saved)
+
+
+def _locate(source: Path) -> tuple[Path, Path]:
+    """The run's folder and that of the checkpoint."""
+    if (source / CONFIG_FILE).is_file():
+        return source, checkpoint.newest(source / "checkpoints")
+    run = source.resolve().parent.parent
+    if (run / CONFIG_FILE).is_file():
+        return run, source
+    raise ConfigError(
+        str(source),
+        f"neither a run, which has a {CONFIG_FILE}, nor RUN/checkpoints/step-N",
+        "Give one of them.",
+    )
+
+
+def _tokenizer(config: TrainConfig, run: Path, data: Path | None, vocab_size: int) -> K3Tokenizer:
+    return open_tokenizer(data or Path(config.data.path or run / "data"), vocab_size)
