@@ -59,11 +59,13 @@ class DataSection:
 class OptimConfig:
     """Optimizer by registry name, with peak learning rates by role.
 
-    name: per_head_muon or adamw, or a plugin's.
+    name: per_head_muon, muon or adamw, or a plugin's.
     muon_lr: of matrices under Muon. adamw_lr: of what AdamW updates.
     embedding_lr: of the embedding and the output head.
     weight_decay: of the roles that decay; 0.1 is the report's.
     momentum: Muon's. newton_schulz_steps: iterations of an orthogonalisation.
+    muon_scale: how Muon's update follows the shape of its block: match_rms_adamw, 0.2 sqrt(larger
+    side), or original, sqrt(rows / columns) where that is above 1.
     beta1, beta2: AdamW's moving means. eps: AdamW's.
     clip_norm: global gradient norm; 0 turns clipping off.
     qk_clip_tau: largest attention score before a head's weights are scaled down (K2's value; K3's
@@ -77,6 +79,7 @@ class OptimConfig:
     weight_decay: float = 0.1
     momentum: float = 0.95
     newton_schulz_steps: int = 5
+    muon_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -86,17 +89,20 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleSection:
-    """Schedule by registry name; 1 % warm-up is the report's.
+    """Schedule by registry name: cosine, wsd or constant; 1 % warm-up is the report's.
 
-    name: cosine, or a plugin's. warmup_ratio: share of the horizon. min_lr_ratio: the floor.
+    name: cosine, wsd or constant, or a plugin's. warmup_ratio: share of the horizon.
     total_steps: the horizon; 0 means the planned steps of a run given in minutes, else `run.steps`,
     or `DEFAULT_HORIZON` when that is 0 too. The learning rate stays at its floor after it.
+    min_lr_ratio: the floor of cosine and wsd. decay_ratio: the share of the horizon in which wsd
+    decays.
     """
 
     name: str = "cosine"
     total_steps: int = 0
     warmup_ratio: float = 0.01
     min_lr_ratio: float = 0.1
+    decay_ratio: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -207,6 +213,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "schedule.total_steps": (0, math.inf),
     "schedule.warmup_ratio": (0, 1),
     "schedule.min_lr_ratio": (0, 1),
+    "schedule.decay_ratio": (0, 1),
     "balance.num_bins": (1, math.inf),
     "diagnostics.every": (1, math.inf),
     "diagnostics.tokens": (1, math.inf),

@@ -18,11 +18,12 @@ def _impl(kind: str, implements: str, target: str, summary: str) -> Impl:
 
 @hookimpl
 def k3_register_optimizer() -> Iterable[Impl]:
-    """Per-Head Muon with AdamW by role, and AdamW alone."""
+    """Per-Head Muon and whole-matrix Muon with AdamW by role, and AdamW alone."""
     return [
         _impl(
             "optimizer", "per_head_muon", "optim.build:per_head_muon", "Muon by head, AdamW rest"
         ),
+        _impl("optimizer", "muon", "optim.build:muon", "Muon by whole matrices, AdamW rest"),
         _impl("optimizer", "adamw", "optim.build:adamw", "AdamW for every parameter"),
     ]
 
@@ -58,8 +59,12 @@ def k3_register_balancer() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_schedule() -> Iterable[Impl]:
-    """Cosine with linear warm-up."""
-    return [_impl("schedule", "cosine", "optim.cosine:CosineSchedule", "warm-up, cosine, floor")]
+    """Cosine, WSD and constant, each with linear warm-up."""
+    return [
+        _impl("schedule", "cosine", "optim.cosine:CosineSchedule", "warm-up, cosine, floor"),
+        _impl("schedule", "wsd", "optim.wsd:WSDSchedule", "warm-up, plateau, line to a floor"),
+        _impl("schedule", "constant", "optim.constant:ConstantSchedule", "warm-up, then the peak"),
+    ]
 
 
 @hookimpl

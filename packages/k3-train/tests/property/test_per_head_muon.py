@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import Parameter
 
 from k3_core.ops.newton_schulz.reference import newton_schulz
-from k3_train.optim.per_head_muon import PerHeadMuon
+from k3_train.optim import per_head_muon
+from k3_train.optim.per_head_muon import PerHeadMuon, update_scale
 from k3_train.optim.roles import Role
 
 LR, MOMENTUM, DECAY = 0.1, 0.95, 0.1
@@ -33,7 +34,7 @@ def heads_role(num_heads, rows):
     return Role("heads", "muon", True, num_heads, (rows,))
 
 
-def make(weight, role, grad, decay=DECAY):
+def make(weight, role, grad, decay=DECAY, **options):
     param = Parameter(weight.clone())
     param.grad = grad.clone()
     muon = PerHeadMuon(
@@ -43,6 +44,7 @@ def make(weight, role, grad, decay=DECAY):
         lr=LR,
         momentum=MOMENTUM,
         weight_decay=decay,
+        **options,
     )
     return muon, param
 
@@ -169,3 +171,91 @@ def test_parameters_of_one_block_shape_do_not_mix():
         torch.testing.assert_close(
             params[name].detach(), update(roles[name], grad), atol=1e-12, rtol=0
         )
+
+
+@given(shapes, st.integers(0, 4))
+def test_heads_sharded_between_two_owners_equal_the_gathered_update(shape, cut):
+    """Whoever owns whole heads needs nothing of the others (training 5, row 2)."""
+    seed, num_heads, rows, columns = shape
+    cut = min(cut, num_heads)
+    grad = draw(seed, num_heads, rows, columns)
+    parts = [grad[: cut * rows], grad[cut * rows :]]
+    sharded = [update(heads_role(len(part) // rows, rows), part) for part in parts if len(part)]
+    torch.testing.assert_close(
+        torch.cat(sharded), update(heads_role(num_heads, rows), grad), atol=1e-10, rtol=0
+    )
+
+
+def test_a_shard_that_cuts_a_head_cannot_be_orthogonalised_alone():
+    grad = draw(0, 2, 8, 16)
+    cut = 5
+    sharded = [update(heads_role(1, len(part)), part) for part in (grad[:cut], grad[cut:8])]
+    assert (torch.cat(sharded) - update(heads_role(2, 8), grad)[:8]).abs().max() > 1e-2
+
+
+def test_large_parameters_are_updated_alone_to_the_same_result(monkeypatch):
+    shape, other = (0, 3, 4, 8), (1, 2, 8, 4)
+    roles = {name: heads_role(3, 4) for name in ("first", "third")}
+    roles["second"] = heads_role(2, 8)
+    results = []
+    for large in (1, 1 << 60):
+        monkeypatch.setattr(per_head_muon, "LARGE", large)
+        drawn = {"first": draw(*shape), "second": draw(*other), "third": draw(*shape).flip(0)}
+        params = {name: Parameter(value) for name, value in drawn.items()}
+        for param in params.values():
+            param.grad = param.detach().sin()
+        muon = PerHeadMuon(
+            params, roles, newton_schulz=newton_schulz, lr=LR, momentum=0.9, weight_decay=0.1
+        )
+        muon.step(1.0)
+        muon.step(0.5)
+        results.append([*params.values(), *muon.state_tensors().values()])
+    for alone, together in zip(*results, strict=True):
+        torch.testing.assert_close(alone, together, atol=1e-12, rtol=0)
+
+
+def test_the_iteration_works_in_the_dtype_that_it_is_given():
+    grad = draw(0, 3, 8, 16).float()
+    dtypes = []
+
+    def iterate(blocks):
+        dtypes.append(blocks.dtype)
+        return newton_schulz(blocks)
+
+    muon, param = make(torch.zeros_like(grad), heads_role(3, 8), grad, 0.0, dtype=torch.bfloat16)
+    muon.newton_schulz = iterate
+    muon.step(1.0)
+    assert dtypes == [torch.bfloat16]
+    assert (param.dtype, muon.buffers["w"].dtype) == (torch.float32, torch.float32)
+    want = update(heads_role(3, 8), grad)
+    assert torch.nn.functional.cosine_similarity(param.flatten(), want.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 192), (64, 64), (192, 48)])
+def test_the_scale_is_the_chosen_rule_of_the_block_shape(rows, columns):
+    assert update_scale("match_rms_adamw", rows, columns) == 0.2 * math.sqrt(max(rows, columns))
+    assert update_scale("original", rows, columns) == max(1.0, math.sqrt(rows / columns))
+    role, grad = heads_role(2, rows), draw(0, 2, rows, columns)
+    updates = []
+    for scale in ("match_rms_adamw", "original"):
+        muon, param = make(torch.zeros_like(grad), role, grad, 0.0, scale=scale)
+        muon.step(1.0)
+        updates.append(param.detach() / update_scale(scale, rows, columns))
+    torch.testing.assert_close(*updates)
+
+
+def test_a_checkpoint_of_another_scale_is_refused():
+    weight = draw(0, 2, 3, 5)
+    saved = make(weight, heads_role(2, 3), weight)[0].state_tensors()
+    assert saved["scales"].tolist() == [0.2 * math.sqrt(5)]
+    for changed in (
+        make(weight, heads_role(2, 3), weight, scale="original")[0],
+        make(weight, heads_role(1, 6), weight)[0],
+    ):
+        with pytest.raises(ValueError, match=r"scaled otherwise than by optim\.muon_scale"):
+            changed.load_state_tensors(saved)
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(ValueError, match="'match_rms_adamw' or 'original'"):
+        update_scale("spectral", 2, 3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from k3_core.config import K3Config, tensor_manifest
+from k3_core.model import K3ForConditionalGeneration
 from k3_train.optim.roles import assign_roles
 
 PRESETS = ["k3", "k3-mini", "k3-nano", "k3-test"]
@@ -40,6 +41,39 @@ def test_every_parameter_has_one_role_and_its_blocks_cover_it(preset):
             pieces = role.split(tensor)
             assert sum(piece.numel() for piece in pieces) == tensor.numel(), name
             assert all(piece.ndim == 3 for piece in pieces)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_model_without_memory_has_these_parameters(preset):
+    config = K3Config.preset(preset)
+    model = K3ForConditionalGeneration(config, device="meta", initialize=False)
+    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    roles = assign_roles(shapes.items(), config.text)
+    assert roles == assign_roles(stacked_shapes(config).items(), config.text)
+    rules = {role.rule for role in roles.values()}
+    assert rules == {"muon", "adamw", "frozen"}
+
+
+def test_the_vision_tower_has_its_three_projections_apart():
+    config = K3Config.preset("k3-nano")
+    shapes = stacked_shapes(config)
+    name = next(one for one in shapes if one.endswith("wqkv.weight"))
+    role = assign_roles(shapes.items(), config.text)[name]
+    width = config.vision.qkv_hidden_size
+    pieces = role.split(torch.arange(3.0 * width)[:, None])
+    assert [piece[:, 0, 0].tolist() for piece in pieces] == [[0, width, 2 * width]]
+
+
+def test_whole_matrices_are_those_stored_and_experts():
+    config = K3Config.preset("k3-test")
+    shapes = stacked_shapes(config)
+    for name, role in assign_roles(shapes.items(), config.text).items():
+        whole = role.whole_matrix()
+        assert (whole.rule, whole.is_decayed) == (role.rule, role.is_decayed)
+        if role.rule == "muon":
+            blocks = whole.split(torch.empty(shapes[name], device="meta"))
+            expected = shapes[name] if len(shapes[name]) == 3 else (1, *shapes[name])
+            assert [tuple(block.shape) for block in blocks] == [expected], name
 
 
 EXPECTED = {

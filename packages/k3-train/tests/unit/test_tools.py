@@ -99,8 +99,8 @@ def test_inspect_counts_what_the_model_has(tiny_config, make_trainer, tmp_path, 
     assert sum(experts["blocks"].values()) == 2 * 3 * 4  # layers (one is MTP), matrices, experts
 
 
-def test_inspect_of_the_largest_allocates_nothing(capsys):
-    assert run(["train", "inspect", "--preset=k3"]) == 0
+def test_inspect_prints_roles_and_memory(capsys):
+    assert run(["train", "inspect", "--preset=k3-mini"]) == 0
     printed = capsys.readouterr().out
     assert "kda_qkv" in printed
     assert "activations not counted" in printed

@@ -42,8 +42,15 @@ def assert_same(left, right):
     assert not different
 
 
-@pytest.mark.parametrize("optimizer", ["per_head_muon", "adamw"])
-@pytest.mark.parametrize("balancer", ["quantile_histogram", "quantile_exact"])
+@pytest.mark.parametrize(
+    ("optimizer", "balancer"),
+    [
+        ("per_head_muon", "quantile_histogram"),
+        ("adamw", "quantile_exact"),
+        ("muon", "sign"),
+        ("adamw", "auxiliary"),
+    ],
+)
 def test_three_and_three_steps_equal_six_in_every_tensor(
     tmp_path, make_trainer, optimizer, balancer
 ):
@@ -100,24 +107,41 @@ def gradients(trainer, batches):
     recorder = Recorder(dict(trainer.state.model.named_parameters()))
     trainer.state.optimizer = recorder
     metrics, norm = trainer.stepper.step(batches, 1.0)
-    return recorder.grads, metrics["loss"], norm, dict(trainer.state.model.named_parameters())
+    return recorder.grads, metrics, norm, dict(trainer.state.model.named_parameters())
 
 
-def test_accumulation_equals_one_big_batch_with_unequal_labels(tmp_path, make_trainer):
+@pytest.mark.parametrize("mtp_weight", [0.0, 0.5])
+def test_accumulation_equals_one_big_batch_with_unequal_labels(tmp_path, make_trainer, mtp_weight):
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(0, 512, (30,), generator=generator)
     labels = torch.randint(0, 512, (30,), generator=generator)
     labels[:8] = -100
-    lengths = [(10,), (5, 15)]
+    labels[13] = -100
+    lengths = [(10,), (5, 0, 15)]
     parts = [Batch(ids[:10], labels[:10], lengths[0]), Batch(ids[10:], labels[10:], lengths[1])]
     whole = [Batch(ids, labels, lengths[0] + lengths[1])]
-    settings = ("model.mtp_weight=0.0", "optim.clip_norm=0.05")
+    settings = (f"model.mtp_weight={mtp_weight}", "optim.clip_norm=0.05")
     got = gradients(make_trainer(tmp_path / "parts", *settings), parts)
     want = gradients(make_trainer(tmp_path / "whole", *settings), whole)
     torch.testing.assert_close(got[0], want[0], atol=2e-6, rtol=1e-4)
     torch.testing.assert_close(got[1:3], want[1:3])
+    assert ("mtp_loss" in got[1]) == (mtp_weight > 0)
     bias = "language_model.model.layers.1.block_sparse_moe.gate.e_score_correction_bias"
     torch.testing.assert_close(got[3][bias], want[3][bias], atol=1e-5, rtol=0)
+
+
+def test_without_weight_the_mtp_layer_is_neither_run_nor_changed(tmp_path, make_trainer):
+    trainer = make_trainer(tmp_path, "model.mtp_weight=0.0")
+    before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
+    run(trainer, 1)
+    mtp = "language_model.model.layers.2."
+    own = [name for name in before if name.startswith(mtp)]
+    assert own
+    for name, param in trainer.state.model.named_parameters():
+        is_same = torch.equal(param, before[name])
+        assert is_same or name not in own, name
+    (row,) = (json.loads(line) for line in trainer.rows_path.read_text().splitlines())
+    assert row["mtp_loss"] == 0
 
 
 def test_biases_move_once_a_step_and_not_at_every_micro_batch(tmp_path, make_trainer):

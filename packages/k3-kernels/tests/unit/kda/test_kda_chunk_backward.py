@@ -120,9 +120,9 @@ def test_whole_sequences_start_from_their_own_gradient():
 
 @pytest.mark.parametrize("saves", Saves)
 def test_what_is_saved_may_be_moved_or_made_again(saves, device):
-    lengths = (50, 0, 17)
-    args, d_results = draw(lengths, 2, 16, 24, device)
-    options = {"saves": saves, "blocks": ONE, "backward_slabs": 2}
+    lengths = (20, 0, 9)
+    args, d_results = draw(lengths, 1, 16, 16, device)
+    options = {"saves": saves, "blocks": ONE, "stretch": 1}
     _, expected = run(kda_chunk, args, lengths, d_results, **options)
     moved = []
 

@@ -1,9 +1,8 @@
 """The auxiliary loss of Switch Transformer (arXiv 2101.03961), a baseline without biases.
 
 T tokens, E experts, k routes a token. f_e is the share of the routes that expert e got, P_e the
-mean of its score divided by the token's sum of scores. E sum_e f_e P_e is 1 at perfect balance;
-only P has a gradient. f is that of a micro-batch: unlike the biases, this loss depends on how a
-step is cut.
+mean of its score divided by the token's sum of scores. E sum_e f_e P_e is 1 at perfect balance.
+Only P has a gradient. f is that of a micro-batch, so this loss depends on how a step is cut.
 """
 
 from __future__ import annotations

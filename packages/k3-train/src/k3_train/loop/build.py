@@ -96,6 +96,7 @@ def build_schedule(config: TrainConfig) -> Schedule:
         total_steps=section.total_steps,
         warmup_ratio=section.warmup_ratio,
         min_lr_ratio=section.min_lr_ratio,
+        decay_ratio=section.decay_ratio,
     )
     return StagedSchedule(schedule, Curriculum(config)) if config.curriculum else schedule
 

@@ -6,6 +6,7 @@ device until a log row asks for them.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,19 @@ from torch import Tensor, nn
 from k3_core.model.batch import SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch
 from k3_train.loop.state import TrainState
+
+
+def count_labels(batch: Batch) -> tuple[int, int]:
+    """Labels that count, of the next token and of the MTP layer's token after it.
+
+    The MTP layer predicts at a token what the next one is labelled with, so the label of the first
+    token of a sequence is nobody's.
+    """
+    is_counted_T = batch.labels != IGNORE_INDEX
+    ends = accumulate(length for length in batch.seqlens if length)
+    firsts = [0, *ends][:-1]
+    count = int(is_counted_T.sum())
+    return count, count - int(is_counted_T[firsts].sum())
 
 
 class Stepper:
@@ -43,8 +57,8 @@ class Stepper:
         read, and nothing else of them stays. A step that was left between two micro-batches
         (`TrainState.micro`) goes on from there.
 
-        Each micro-batch weighs as much as its share of the labels that count, so that the step
-        does not depend on how its tokens are cut into micro-batches.
+        Each micro-batch weighs as much as its share of the labels that count, of each loss, so that
+        the step does not depend on how its tokens are cut into micro-batches.
         """
         self.accumulate(batches, until=len(batches))
         if on_gradients is not None:
@@ -66,31 +80,37 @@ class Stepper:
     def accumulate(self, batches: Sequence[Batch], until: int) -> None:
         """Add the gradients of the micro-batches of a step up to number `until` (not included)."""
         self.batches, state = batches, self.state
-        counts = [int((batch.labels != IGNORE_INDEX).sum()) for batch in batches]
-        total = max(1, sum(counts))
+        counts = [count_labels(batch) for batch in batches]
+        total, mtp_total = (max(1, sum(of_loss)) for of_loss in zip(*counts, strict=True))
         for index in range(state.micro, until):
-            for name, value in self._backward(batches[index], counts[index] / total).items():
+            count, mtp_count = counts[index]
+            metrics = self._backward(batches[index], count / total, mtp_count / mtp_total)
+            for name, value in metrics.items():
                 sums = state.metrics
                 sums[name] = sums[name] + value if name in sums else value
             state.micro = index + 1
 
     def replay(self, batch: Batch) -> None:
         """Forward and backward of one micro-batch again, alone; gradients and counts grow."""
-        self._backward(batch, 1.0)
+        self._backward(batch, 1.0, 1.0)
 
-    def _backward(self, batch: Batch, weight: float) -> dict[str, Tensor]:
+    def _backward(self, batch: Batch, share: float, mtp_share: float) -> dict[str, Tensor]:
+        """Metrics of a micro-batch, given its shares in the two losses of the step."""
         ids_T = self._to_device(batch.input_ids)
         labels_T = self._to_device(batch.labels)
         packed = SequenceBatch.from_lengths(batch.seqlens, device=self.device)
-        share = getattr(self.state.balancer, "share", None)
-        if share is not None:
-            share.fill_(weight)
+        told = getattr(self.state.balancer, "share", None)
+        if told is not None:
+            told.fill_(share)
+        # A batch without labels for the loss has none for that of MTP.
+        mtp_weight = self.mtp_weight * mtp_share / share if share else 0.0
         with self._precision():
             loss, metrics = self.state.model.training_loss(
-                ids_T, labels_T, packed, mtp_weight=self.mtp_weight
+                ids_T, labels_T, packed, mtp_weight=mtp_weight
             )
-        (loss * weight).backward()
-        return {name: value.detach() * weight for name, value in metrics.items()}
+        (loss * share).backward()
+        shares = {"mtp_loss": mtp_share}
+        return {name: value.detach() * shares.get(name, share) for name, value in metrics.items()}
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":

@@ -1,6 +1,7 @@
-"""The two optimizers that this package registers: per_head_muon and adamw (report 5)."""
+"""The optimizers that this package registers: per_head_muon, muon and adamw (report 5)."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,25 +23,22 @@ def per_head_muon(
     newton_schulz: Callable[..., Tensor],
 ) -> JointOptimizer:
     """Per-Head Muon for matrices, AdamW for the rest; `params` are all of the model's."""
-    roles = _roles(params, text)
-    matrices = {name: p for name, p in params.items() if roles[name].rule == "muon"}
-    others = {name: p for name, p in params.items() if roles[name].rule == "adamw"}
-    steps = optim.newton_schulz_steps
+    return _joint(params, _roles(params, text), optim, newton_schulz)
 
-    def iterate(blocks: Tensor) -> Tensor:
-        # bf16 on a GPU (report 5); a CPU has no fast bf16 product, and fp32 is the exact mode.
-        dtype = torch.bfloat16 if blocks.is_cuda else None
-        return newton_schulz(blocks, steps=steps, dtype=dtype)
 
-    muon = PerHeadMuon(
-        matrices,
-        roles,
-        newton_schulz=iterate,
-        lr=optim.muon_lr,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-    )
-    return JointOptimizer({"muon": muon, "adamw": RoleAdamW(others, roles, optim)})
+def muon(
+    params: Mapping[str, Parameter],
+    *,
+    text: TextConfig,
+    optim: OptimConfig,
+    newton_schulz: Callable[..., Tensor],
+) -> JointOptimizer:
+    """Muon of whole matrices, AdamW for the rest (a baseline of `per_head_muon`).
+
+    Heads, keys and values of one stored matrix are orthogonalised together; experts are not.
+    """
+    roles = {name: role.whole_matrix() for name, role in _roles(params, text).items()}
+    return _joint(params, roles, optim, newton_schulz)
 
 
 def adamw(
@@ -55,6 +53,29 @@ def adamw(
     roles = _roles(params, text)
     trained = {name: p for name, p in params.items() if roles[name].rule != "frozen"}
     return JointOptimizer({"adamw": RoleAdamW(trained, roles, optim)})
+
+
+def _joint(
+    params: Mapping[str, Parameter],
+    roles: Mapping[str, Role],
+    optim: OptimConfig,
+    newton_schulz: Callable[..., Tensor],
+) -> JointOptimizer:
+    matrices = {name: p for name, p in params.items() if roles[name].rule == "muon"}
+    others = {name: p for name, p in params.items() if roles[name].rule == "adamw"}
+    # bf16 on a GPU (report 5); a CPU has no fast bf16 product, and fp32 is the exact mode.
+    is_cuda = any(param.is_cuda for param in matrices.values())
+    by_matrix = PerHeadMuon(
+        matrices,
+        roles,
+        newton_schulz=partial(newton_schulz, steps=optim.newton_schulz_steps),
+        lr=optim.muon_lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        dtype=torch.bfloat16 if is_cuda else None,
+        scale=optim.muon_scale,
+    )
+    return JointOptimizer({"muon": by_matrix, "adamw": RoleAdamW(others, roles, optim)})
 
 
 def _roles(params: Mapping[str, Parameter], text: TextConfig) -> dict[str, Role]:

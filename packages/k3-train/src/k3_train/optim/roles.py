@@ -5,11 +5,11 @@ K rows and the V rows of a head apart. Whole-matrix Muon: every other matrix; a 
 [E, out, in] is E matrices. AdamW: everything that is not a matrix of a linear map between hidden
 vectors. The report names only Q, K and V and says "following K2" for the rest. Our own choice:
 the router weight, the patch embedding and the position grid go to AdamW; convolution taps decay,
-pseudo-queries do not; the fused vision wqkv counts as one matrix.
+pseudo-queries do not; the three matrices of the fused vision wqkv are apart, but not its heads.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -49,6 +49,12 @@ class Role:
     def split(self, tensor: Tensor) -> list[Tensor]:
         """Views [blocks, rows_i, in] of a tensor of this role's shape, one per piece."""
         return list(tensor.view(self.blocks, sum(self.rows), tensor.shape[-1]).split(self.rows, 1))
+
+    def whole_matrix(self) -> "Role":
+        """The role with each stored matrix in one piece; experts stay a stack of matrices."""
+        if self.name == "expert" or not self.rows:
+            return self
+        return replace(self, blocks=1, rows=(self.blocks * sum(self.rows),))
 
 
 def assign_roles(
@@ -96,4 +102,6 @@ def _matrix_role(path: str, shape: tuple[int, ...], kda: set[str], text: TextCon
             return Role("mla_q", "muon", True, heads, (shape[0] // heads,))
         if leaf == "kv_b_proj":
             return Role("mla_kv", "muon", True, heads, (text.qk_nope_head_dim, text.v_head_dim))
+    if leaf == "wqkv":
+        return Role("vision_qkv", "muon", True, 3, (shape[0] // 3,))
     return Role("matrix", "muon", True, 1, (shape[0],))
