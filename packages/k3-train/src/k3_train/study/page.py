@@ -90,10 +90,10 @@ def _scale_part(study: Study, name: str, rows: list[dict]) -> str:
     found = {arm.name: _full_rows(plan, arm) for arm in plan.arms}
     device = ", ".join(sorted({row["device"] for row in rows}))
     about = (
-        f"{scale.tokens:,} tokens a run; seeds: {scale.seeds}; learning rates searched on "
-        f"{scale.search_tokens:,} tokens; on {device}. A bar is the mean of the seeds plus and "
-        "minus their standard deviation; one seed has no bar. A dash: not reached, or the run "
-        "stopped."
+        f"{scale.tokens:,} tokens a run, if its arm does not say otherwise; seeds: "
+        f"{scale.seeds}; learning rates searched on {scale.search_tokens:,} tokens; on {device}. "
+        "A bar is the mean of the seeds plus and minus their standard deviation; one seed has no "
+        "bar. A dash: not reached, or the run stopped."
     )
     return (
         f"<h2>Scale {name}</h2>"
