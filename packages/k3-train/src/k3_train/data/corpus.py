@@ -40,8 +40,10 @@ def build_corpus(
     depends neither on `workers` nor on the time; the manifest has the source's options and how
     many documents each rule of the cleaner dropped. `progress` is told tokens and documents.
     """
-    if isinstance(source, Generator) and not num_tokens:
-        raise K3Error(f"source {kind!r} has no end: say how many tokens to make with --tokens")
+    if isinstance(source, Generator):
+        if not num_tokens:
+            raise K3Error(f"source {kind!r} has no end: say how many tokens to make with --tokens")
+        cleaner = None  # what is generated needs no cleaning
     questions: Counter[str] = Counter()
     sources = describe(source, kind)
     batches = _encoded(tokenizer, source, cleaner, workers)

@@ -81,7 +81,7 @@ def draw_evidence(family: str, rng: random.Random) -> Evidence:
     """Facts and a question of `family`; K3Error for an unknown one."""
     if family not in FAMILIES:
         close = nearest(family, FAMILIES)
-        hint = f"; did you mean {close!r}?" if close else ""
+        hint = f"; did you mean {close!r}?" if close else "."
         raise K3Error(f"no family {family!r}{hint} There are: {', '.join(FAMILIES)}")
     return FAMILIES[family](rng)
 

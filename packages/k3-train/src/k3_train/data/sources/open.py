@@ -25,7 +25,7 @@ def open_source(
     known = source_names()
     if name not in known:
         close = nearest(name, known)
-        hint = f"; did you mean {close!r}?" if close else ""
+        hint = f"; did you mean {close!r}?" if close else "."
         raise K3Error(f"no source {name!r}{hint} There are: {', '.join(known)}")
     target: Any = resolve("dataset", name).load()
     return load_dataclass(target, apply_overrides(options or {}, sets), name)
@@ -34,7 +34,12 @@ def open_source(
 def source_options(name: str) -> dict[str, str]:
     """Option names of a source with their defaults, for listings."""
     target: Any = resolve("dataset", name).load()
-    return {
-        field.name: "required" if field.default is dataclasses.MISSING else repr(field.default)
-        for field in dataclasses.fields(target)
-    }
+    return {field.name: _default(field) for field in dataclasses.fields(target)}
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"

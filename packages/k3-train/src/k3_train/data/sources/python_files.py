@@ -55,7 +55,7 @@ class PackagesSource:
                 close = nearest(name, found)
                 raise K3Error(
                     f"distribution {name!r} is not installed"
-                    + (f"; did you mean {close!r}?" if close else "")
+                    + (f"; did you mean {close!r}?" if close else ".")
                     + " `pip list` shows what is"
                 )
         return {name: found[name] for name in wanted}
