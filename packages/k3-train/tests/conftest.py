@@ -1,6 +1,7 @@
 """Shared by the tests of k3-train: Hypothesis profiles, one thread, a model of two layers."""
 
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from k3_train.config import TrainConfig, load_train_config
 from k3_train.data.sampler import Batch
 from k3_train.data.token_file import TokenFileWriter
 from k3_train.loop.build import build_trainer
+from k3_train.loop.progress import make_reporter
 from k3_train.loop.trainer import Trainer
+from k3_train.optim.cosine import CosineSchedule
 
 settings.register_profile("dev", max_examples=20, deadline=None)
 settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True)
@@ -95,3 +98,16 @@ def make_trainer(tiny_settings: Callable[..., TrainConfig]) -> Callable[..., Tra
         return build_trainer(tiny_settings(*overrides), sampler or RandomSampler(), folder)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[[Trainer, int], str]:
+    """A function that trains to a step, on a short schedule, and returns what was shown."""
+    schedule = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
+
+    def train(trainer: Trainer, until: int) -> str:
+        output = io.StringIO()
+        trainer.run(until, schedule, make_reporter(until, output))
+        return output.getvalue()
+
+    return train

@@ -1,15 +1,10 @@
 """Events: told in order, their values in the rows, their state in the checkpoint."""
 
-import io
 import json
 
 import torch
 
 from k3_train.events.base import Events, TrainerEvent
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
-
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
 
 
 class Counter(TrainerEvent):
@@ -57,11 +52,7 @@ def with_counter(trainer):
     return counter
 
 
-def run(trainer, until):
-    trainer.run(until, SCHEDULE, make_reporter(until, io.StringIO()))
-
-
-def test_events_are_told_in_order_and_their_state_is_resumed(tmp_path, make_trainer):
+def test_events_are_told_in_order_and_their_state_is_resumed(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path)
     counter = with_counter(trainer)
     run(trainer, 2)

@@ -1,6 +1,5 @@
 """The guard: a bad step is named by step, layer and op, and stopped, skipped or kept (row 29)."""
 
-import io
 import json
 
 import pytest
@@ -10,10 +9,7 @@ from k3_train.data.sampler import Batch
 from k3_train.events.guard import SpikeError
 from k3_train.events.trace import find_largest
 from k3_train.loop.log import NonFiniteLossError
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
 
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
 LAYER = "language_model.model.layers.1.self_attn"
 COUNTS = {
     "balancer.counts",
@@ -21,12 +17,6 @@ COUNTS = {
     "events.qk_clip.largest.0",
     "events.qk_clip.largest.1",
 }
-
-
-def run(trainer, until):
-    output = io.StringIO()
-    trainer.run(until, SCHEDULE, make_reporter(until, output))
-    return output.getvalue()
 
 
 class Poison(torch.autograd.Function):
@@ -72,7 +62,9 @@ def lines(folder):
         (Poison.apply, "backward", "aten.div.Tensor"),
     ],
 )
-def test_a_bad_step_stops_and_is_named_by_layer_and_op(tmp_path, make_trainer, change, phase, op):
+def test_a_bad_step_stops_and_is_named_by_layer_and_op(
+    tmp_path, make_trainer, change, phase, op, run
+):
     trainer = make_trainer(tmp_path, "run.accumulation=2", "guard.nonfinite=stop")
     poison(trainer, {3}, change)
     run(trainer, 2)
@@ -87,7 +79,7 @@ def test_a_bad_step_stops_and_is_named_by_layer_and_op(tmp_path, make_trainer, c
 
 
 @pytest.mark.parametrize("balancer", ["quantile_histogram", "quantile_exact"])
-def test_a_skipped_step_leaves_everything_but_the_count(tmp_path, make_trainer, balancer):
+def test_a_skipped_step_leaves_everything_but_the_count(tmp_path, make_trainer, balancer, run):
     settings = (f"balance.name='{balancer}'", "guard.nonfinite=skip", "run.log_every=1")
     trainer = make_trainer(tmp_path, *settings)
     poison(trainer, {2}, lambda out: out * float("nan"))
@@ -105,7 +97,7 @@ def test_a_skipped_step_leaves_everything_but_the_count(tmp_path, make_trainer, 
     assert rows[-1]["skipped_steps"] == 1
 
 
-def test_the_guards_state_is_resumed(tmp_path, make_trainer):
+def test_the_guards_state_is_resumed(tmp_path, make_trainer, run):
     settings = ("guard.nonfinite=skip", "guard.max_skips=2")
     straight = make_trainer(tmp_path / "straight", *settings)
     poison(straight, {2, 3}, lambda out: out * float("nan"))
@@ -121,7 +113,7 @@ def test_the_guards_state_is_resumed(tmp_path, make_trainer):
     assert second.events.by_name["guard"].numbers["num_skipped"] == 2
 
 
-def test_too_many_skips_in_a_row_stop_the_run_also_over_a_resume(tmp_path, make_trainer):
+def test_too_many_skips_in_a_row_stop_the_run_also_over_a_resume(tmp_path, make_trainer, run):
     settings = ("guard.nonfinite=skip", "guard.max_skips=2")
     first = make_trainer(tmp_path, *settings)
     poison(first, {2, 3, 4}, lambda out: out * float("nan"))
@@ -134,7 +126,7 @@ def test_too_many_skips_in_a_row_stop_the_run_also_over_a_resume(tmp_path, make_
 
 
 @pytest.mark.parametrize("action", ["note", "skip", "stop", "off"])
-def test_a_spike_is_named_and_kept_skipped_or_stopped(tmp_path, make_trainer, action):
+def test_a_spike_is_named_and_kept_skipped_or_stopped(tmp_path, make_trainer, action, run):
     settings = (f"guard.spike={action}", "guard.warmup_steps=2", "guard.spike_factor=5.0")
     trainer = make_trainer(tmp_path, *settings)
     poison(trainer, {4}, lambda out: out + (out - out.detach()) * 1e4)
@@ -169,7 +161,7 @@ def test_looking_for_the_cause_changes_nothing(tmp_path, make_trainer):
     assert torch.equal(loads, trainer.loads.counts_LE)
 
 
-def test_without_a_guard_the_next_row_stops(tmp_path, make_trainer):
+def test_without_a_guard_the_next_row_stops(tmp_path, make_trainer, run):
     class OneBad:
         def batch(self, step, micro=0):
             ids = torch.arange(24) % 12

@@ -1,21 +1,13 @@
 """Loggers: TensorBoard files, and the two trackers through stand-ins for their libraries."""
 
-import io
 import sys
 import types
 
 import pytest
 
 from k3_core.config import ConfigError
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
 
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
 LOSSES = {"train/loss", "train/lr", "train/grad_norm", "train/max_over_mean_load", "train/tokens"}
-
-
-def run(trainer, until):
-    trainer.run(until, SCHEDULE, make_reporter(until, io.StringIO()))
 
 
 @pytest.fixture(params=["trackio", "wandb"])
@@ -30,7 +22,7 @@ def library(request, monkeypatch):
     return module
 
 
-def test_a_tracker_gets_the_settings_every_row_and_the_end(tmp_path, make_trainer, library):
+def test_a_tracker_gets_the_settings_every_row_and_the_end(tmp_path, make_trainer, library, run):
     name = library.__name__
     trainer = make_trainer(tmp_path / "my.run", f"run.loggers=['{name}']", "log.project=mine")
     run(trainer, 2)
@@ -52,7 +44,7 @@ def test_an_absent_library_is_named_before_the_run_begins(
         make_trainer(tmp_path, f"run.loggers=['{name}']")
 
 
-def test_tensorboard_files_have_the_curves(tmp_path, make_trainer):
+def test_tensorboard_files_have_the_curves(tmp_path, make_trainer, run):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,7 +1,6 @@
 """Exact resume in the middle of things, and saves that go on beside the training (training 5)."""
 
 import errno
-import io
 import json
 
 import pytest
@@ -10,16 +9,6 @@ import torch
 from k3_train.events.base import TrainerEvent
 from k3_train.loop import checkpoint
 from k3_train.loop.checkpoint import CheckpointError
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
-
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
-
-
-def run(trainer, until):
-    output = io.StringIO()
-    trainer.run(until, SCHEDULE, make_reporter(until, output))
-    return output.getvalue()
 
 
 def different(left, right):
@@ -64,7 +53,9 @@ class Told(TrainerEvent):
         self.folders.append(folder.name)
 
 
-def test_saves_go_on_beside_the_training_and_each_is_told_when_complete(tmp_path, make_trainer):
+def test_saves_go_on_beside_the_training_and_each_is_told_when_complete(
+    tmp_path, make_trainer, run
+):
     trainer = make_trainer(tmp_path, "run.checkpoint_every=1", "run.keep_checkpoints=2")
     told = trainer.events.by_name["told"] = Told()
     states = {}
@@ -86,7 +77,7 @@ def test_saves_go_on_beside_the_training_and_each_is_told_when_complete(tmp_path
         assert not different(tensors, states[meta["step"]])
 
 
-def test_a_save_that_fails_is_noted_and_tried_again(tmp_path, make_trainer, monkeypatch):
+def test_a_save_that_fails_is_noted_and_tried_again(tmp_path, make_trainer, monkeypatch, run):
     trainer = make_trainer(tmp_path, "run.checkpoint_every=1")
     flush, failing = checkpoint._flush, iter([True])
 
@@ -104,7 +95,7 @@ def test_a_save_that_fails_is_noted_and_tried_again(tmp_path, make_trainer, monk
     assert rows == [1, 2, 3]
 
 
-def test_the_last_save_must_come_through(tmp_path, make_trainer, monkeypatch):
+def test_the_last_save_must_come_through(tmp_path, make_trainer, monkeypatch, run):
     trainer = make_trainer(tmp_path)
     run(trainer, 1)
 

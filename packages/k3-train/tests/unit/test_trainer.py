@@ -1,6 +1,5 @@
 """The loop: exact resume, accumulation, bad losses, rows (training 5, 7)."""
 
-import io
 import json
 
 import pytest
@@ -11,10 +10,7 @@ from k3_core.model import SequenceBatch
 from k3_train.data.sampler import Batch
 from k3_train.loop.checkpoint import CheckpointError, load, newest
 from k3_train.loop.log import NonFiniteLossError
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
 
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
 KEYS = [
     "step",
     "tokens",
@@ -28,12 +24,6 @@ KEYS = [
     "max_logit",
     "clipped_heads",
 ]
-
-
-def run(trainer, until):
-    output = io.StringIO()
-    trainer.run(until, SCHEDULE, make_reporter(until, output))
-    return output.getvalue()
 
 
 def assert_same(left, right):
@@ -52,7 +42,7 @@ def assert_same(left, right):
     ],
 )
 def test_three_and_three_steps_equal_six_in_every_tensor(
-    tmp_path, make_trainer, optimizer, balancer
+    tmp_path, make_trainer, optimizer, balancer, run
 ):
     settings = (f"optim.name='{optimizer}'", f"balance.name='{balancer}'", "run.accumulation=2")
     straight = make_trainer(tmp_path / "straight", *settings)
@@ -69,7 +59,7 @@ def test_three_and_three_steps_equal_six_in_every_tensor(
     assert files[0][1] == files[1][1]
 
 
-def test_every_trained_parameter_moves_and_the_biases_too(tmp_path, make_trainer):
+def test_every_trained_parameter_moves_and_the_biases_too(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path)
     before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
     run(trainer, 2)
@@ -82,7 +72,7 @@ def test_every_trained_parameter_moves_and_the_biases_too(tmp_path, make_trainer
     assert not still
 
 
-def test_the_loss_falls(tmp_path, make_trainer):
+def test_the_loss_falls(tmp_path, make_trainer, run):
     class Constant:
         def batch(self, step, micro=0):
             ids = torch.arange(24) % 12
@@ -130,7 +120,7 @@ def test_accumulation_equals_one_big_batch_with_unequal_labels(tmp_path, make_tr
     torch.testing.assert_close(got[3][bias], want[3][bias], atol=1e-5, rtol=0)
 
 
-def test_without_weight_the_mtp_layer_is_neither_run_nor_changed(tmp_path, make_trainer):
+def test_without_weight_the_mtp_layer_is_neither_run_nor_changed(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path, "model.mtp_weight=0.0")
     before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
     run(trainer, 1)
@@ -217,7 +207,7 @@ def test_padding_and_recomputation_do_not_enter_balance_and_loads(tmp_path, make
         assert [len(required_TE) for required_TE in observed.values()] == [20]
 
 
-def test_a_bad_loss_is_an_error_that_names_its_step_and_saves_nothing(tmp_path, make_trainer):
+def test_a_bad_loss_is_an_error_that_names_its_step_and_saves_nothing(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path, "run.log_every=10")
     run(trainer, 2)
     saved = newest(trainer.checkpoints)
@@ -228,7 +218,9 @@ def test_a_bad_loss_is_an_error_that_names_its_step_and_saves_nothing(tmp_path, 
     assert newest(trainer.checkpoints) == saved
 
 
-def test_rows_have_their_keys_in_order_and_resumed_rows_are_not_doubled(tmp_path, make_trainer):
+def test_rows_have_their_keys_in_order_and_resumed_rows_are_not_doubled(
+    tmp_path, make_trainer, run
+):
     trainer = make_trainer(tmp_path, "run.checkpoint_every=2", "run.log_every=1")
     printed = run(trainer, 4)
     rows = [json.loads(line) for line in trainer.rows_path.read_text().splitlines()]
@@ -246,7 +238,7 @@ def test_rows_have_their_keys_in_order_and_resumed_rows_are_not_doubled(tmp_path
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
 
 
-def test_measuring_the_pace_leaves_the_state_as_it_was(tmp_path, make_trainer):
+def test_measuring_the_pace_leaves_the_state_as_it_was(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path)
     run(trainer, 1)
     before = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
@@ -255,7 +247,7 @@ def test_measuring_the_pace_leaves_the_state_as_it_was(tmp_path, make_trainer):
     assert trainer.state.step == 1
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, make_trainer):
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, make_trainer, run):
     run(make_trainer(tmp_path), 1)
     other = make_trainer(tmp_path)
     linear = other.state.model.language_model.lm_head

@@ -1,29 +1,23 @@
 """Snapshots of a run: what they hold, when they are taken, that they change nothing."""
 
-import io
 import json
 
 import pytest
 import torch
 
-from k3_train.loop.progress import make_reporter
-from k3_train.optim.cosine import CosineSchedule
 from k3_train.optim.roles import Role
 from k3_train.report.diagnostics import head_norms, head_of
 
-SCHEDULE = CosineSchedule(total_steps=8, warmup_ratio=0.25, min_lr_ratio=0.1)
 SETTINGS = ("diagnostics.every=2", "diagnostics.tokens=10")
-
-
-def run(trainer, until):
-    trainer.run(until, SCHEDULE, make_reporter(until, io.StringIO()))
 
 
 def snapshots(folder):
     return [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
 
 
-def test_snapshots_are_of_the_first_step_of_every_second_row_and_of_the_end(tmp_path, make_trainer):
+def test_snapshots_are_of_the_first_step_of_every_second_row_and_of_the_end(
+    tmp_path, make_trainer, run
+):
     trainer = make_trainer(tmp_path, *SETTINGS)
     run(trainer, 5)
     found = snapshots(tmp_path)
@@ -38,7 +32,7 @@ def test_snapshots_are_of_the_first_step_of_every_second_row_and_of_the_end(tmp_
     )
 
 
-def test_update_norms_are_those_of_the_change_of_each_head(tmp_path, make_trainer):
+def test_update_norms_are_those_of_the_change_of_each_head(tmp_path, make_trainer, run):
     trainer = make_trainer(tmp_path, *SETTINGS)
     name = "language_model.model.layers.0.self_attn.q_proj.weight"
     weight = trainer.state.model.get_parameter(name)
@@ -55,7 +49,7 @@ def test_rows_of_keys_and_values_of_a_head_count_together():
     assert head_norms(role, change).tolist() == [5.0, 3.0]
 
 
-def test_diagnostics_change_nothing_of_the_run(tmp_path, make_trainer):
+def test_diagnostics_change_nothing_of_the_run(tmp_path, make_trainer, run):
     plain = make_trainer(tmp_path / "plain", "run.events=[]")
     watched = make_trainer(tmp_path / "watched", *SETTINGS)
     for trainer in (plain, watched):
@@ -66,7 +60,7 @@ def test_diagnostics_change_nothing_of_the_run(tmp_path, make_trainer):
     assert not (tmp_path / "plain/diagnostics.jsonl").exists()
 
 
-def test_a_resumed_run_has_every_snapshot_once(tmp_path, make_trainer):
+def test_a_resumed_run_has_every_snapshot_once(tmp_path, make_trainer, run):
     first = make_trainer(tmp_path, *SETTINGS, "run.checkpoint_every=2")
     run(first, 4)
     (tmp_path / "checkpoints/step-00000004").rename(tmp_path / "lost")
