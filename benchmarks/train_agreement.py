@@ -26,6 +26,7 @@ from k3_train.config import load_train_config
 from k3_train.loop.build import build_schedule, build_trainer
 from k3_train.loop.corpus import open_sampler
 from k3_train.loop.trainer import Trainer
+from k3_train.precision import training_precision
 
 FIRST_VALIDATION = 1_000_000
 """Step whose batch is the first of the validation set."""
@@ -64,7 +65,7 @@ def validation_loss(trainer: Trainer, num_batches: int) -> float:
     """Mean loss of the next token over batches that no step trains on."""
     stepper, losses = trainer.stepper, []
     model = trainer.state.model.eval()
-    with torch.no_grad(), stepper._precision():
+    with torch.no_grad(), training_precision(stepper.device):
         for index in range(num_batches):
             batch = trainer.sampler.batch(FIRST_VALIDATION + index)
             packed = SequenceBatch.from_lengths(batch.seqlens, device=stepper.device)

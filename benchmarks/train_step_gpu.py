@@ -30,6 +30,7 @@ from k3_train.config import load_train_config
 from k3_train.data.sampler import Batch
 from k3_train.loop.build import build_trainer
 from k3_train.loop.trainer import Trainer
+from k3_train.precision import training_precision
 
 PEAK = 761e12
 """Products in bfloat16 a second on this card (kernels.md 3)."""
@@ -160,7 +161,7 @@ def op_rows(trainer: Trainer, rate: float, repeats: int) -> list[dict[str, Any]]
     rows = []
     for key, calls in recorder.calls.items():
         name = key[0]
-        with trainer.stepper._precision():
+        with training_precision(trainer.stepper.device):
             us = timing.event_us(calls.run, repeats)
             floor = floor_us(name, calls, rate)
         shapes = " ".join("x".join(map(str, shape)) for shape, _, _ in key[1:4])
@@ -176,7 +177,7 @@ def parts(trainer: Trainer, repeats: int) -> dict[str, float]:
     packed = SequenceBatch.from_lengths(batch.seqlens, device=stepper.device)
 
     def forward() -> Tensor:
-        with stepper._precision():
+        with training_precision(stepper.device):
             return stepper.state.model.training_loss(
                 ids, labels, packed, mtp_weight=stepper.mtp_weight
             )[0]

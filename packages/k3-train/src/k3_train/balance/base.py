@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from k3_core.ops.route_topk import Routes
     from k3_train.config import BalanceSection
@@ -45,3 +45,8 @@ class Balancer(Protocol):
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take back what `state_tensors` gave."""
+
+
+def routers_of(model: nn.Module) -> list[Any]:
+    """The routers in it, in order; by their biases, so that those of a plugin's MoE take part."""
+    return [one for one in model.modules() if hasattr(one, "e_score_correction_bias")]

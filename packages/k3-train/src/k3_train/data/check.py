@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from k3_core.errors import K3Error
-from k3_train.data.optional import require
-from k3_train.data.token_file import MANIFEST, TokenFile
+from k3_train.data.token_file import MANIFEST, TokenFile, token_files
+from k3_train.optional import require
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ def check_file(path: Path, text_key: str = "text") -> Iterator[Problem]:
 
 def check_token_files(folder: Path) -> list[str]:
     """Verify the token file `folder`, or each of a data folder; the names of those that hold."""
-    manifests = [folder / MANIFEST] if (folder / MANIFEST).is_file() else []
-    manifests = manifests or sorted(folder.glob(f"*/{MANIFEST}"))
-    if not manifests:
+    is_one = (folder / MANIFEST).is_file()
+    files = {folder.name: TokenFile.open(folder)} if is_one else token_files(folder)
+    if not files:
         raise K3Error(f"{folder} holds no token file: build one with `k3 train data build`")
-    for manifest in manifests:
-        TokenFile.open(manifest.parent).verify()
-    return [manifest.parent.name for manifest in manifests]
+    for file in files.values():
+        file.verify()
+    return list(files)
 
 
 def read_line(line: bytes, number: int, text_key: str) -> str | Problem:

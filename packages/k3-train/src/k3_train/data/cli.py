@@ -10,7 +10,6 @@ import typer
 from k3_core.errors import K3Error
 
 NUM_BASE_TOKENS = 3840
-DEFAULT_SOURCES = ("stdlib", "chat")
 
 data_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -154,19 +153,19 @@ def stats(
     verify: Annotated[bool, typer.Option(help="Compare the parts with their sha256.")] = False,
 ) -> None:
     """Counts of every token file in FOLDER."""
-    from k3_train.data.token_file import MANIFEST, TokenFile
+    from k3_train.data.token_file import token_files
 
-    found = [TokenFile.open(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+    found = token_files(folder)
     if not found:
         raise K3Error(f"{folder} holds no token file: build them with `k3 train data build`")
     rows = {}
-    for file in found:
+    for name, file in found.items():
         if verify:
             file.verify()
         row = {key: value for key, value in file.manifest.items() if key != "sources"}
         cleaning = file.manifest["sources"].get("cleaning")
         row |= {"kind": file.manifest["sources"].get("kind"), "cleaning": cleaning}
-        rows[file.path.name] = row
+        rows[name] = row
     if as_json:
         return print(json.dumps(rows, indent=1))
     for name, row in rows.items():

@@ -103,6 +103,12 @@ class TokenFile:
                 )
 
 
+def token_files(folder: Path) -> dict[str, TokenFile]:
+    """The token files of a data folder, opened, by name and in the order of the names."""
+    manifests = sorted(folder.glob(f"*/{MANIFEST}"))
+    return {path.parent.name: TokenFile.open(path.parent) for path in manifests}
+
+
 class TokenFileWriter:
     """Streams documents into a token file that appears under its name only when complete.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from k3_train.named_tensors import join, part_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -128,16 +130,10 @@ class Events(TrainerEvent):
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state of each, prefixed by its name."""
-        return {
-            f"{name}.{key}": tensor
-            for name, event in self.by_name.items()
-            for key, tensor in event.state_tensors().items()
-        }
+        return join({name: event.state_tensors() for name, event in self.by_name.items()})
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Hand each its own tensors; an event that the checkpoint does not know starts fresh."""
         for name, event in self.by_name.items():
-            dot = f"{name}."
-            own = {key[len(dot) :]: t for key, t in tensors.items() if key.startswith(dot)}
-            if own:
+            if own := part_of(tensors, name):
                 event.load_state_tensors(own)

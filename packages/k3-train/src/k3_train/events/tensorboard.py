@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k3_train.events.base import TrainerEvent
-from k3_train.events.trackers import import_or_explain
+from k3_train.optional import require
 
 if TYPE_CHECKING:
     from k3_train.config import TrainConfig
@@ -20,7 +20,7 @@ class TensorBoard(TrainerEvent):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        import_or_explain("tensorboard")
+        require("tensorboard", "tensorboard", "run.loggers")
         self._writer: Any = None
 
     def started(self, trainer: Trainer) -> None:

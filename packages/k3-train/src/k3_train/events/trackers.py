@@ -6,28 +6,15 @@ Whatever they do with a network is theirs: both have an offline mode by their ow
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from k3_core.config import ConfigError
 from k3_train.events.base import TrainerEvent
+from k3_train.optional import require
 
 if TYPE_CHECKING:
     from k3_train.config import TrainConfig
     from k3_train.loop.log import LogRow
     from k3_train.loop.trainer import Trainer
-
-
-def import_or_explain(module: str) -> Any:
-    """The library of a logger; ConfigError with the command that installs it when it is absent."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            "run.loggers",
-            f"{module!r} needs the library {module}, which does not import ({error})",
-            f"Install it with `pip install 'k3-train[{module}]'`, or leave it out.",
-        ) from error
 
 
 class Tracker(TrainerEvent):
@@ -37,7 +24,7 @@ class Tracker(TrainerEvent):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        self.library = import_or_explain(self.module)
+        self.library = require(self.module, self.module, "run.loggers")
 
     def started(self, trainer: Trainer) -> None:
         """Begin, or go on with, the run that has the name of this one."""

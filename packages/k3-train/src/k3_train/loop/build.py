@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from k3_core.checkpoint.source import resolve_source
 from k3_core.config import ConfigError, K3Config, count_parameters
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
-from k3_train.balance.base import Balancer
+from k3_train.balance.base import Balancer, routers_of
 from k3_train.balance.load import LoadTracker
 from k3_train.config import ModelSection, TrainConfig
 from k3_train.events.base import Events, TrainerEvent
@@ -59,7 +59,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
     torch.manual_seed(config.run.seed)
     model = _model(config, device)
     memory = apply_memory(model, config.memory, config.impl)
-    routers = _routers(model)
+    routers = routers_of(model)
     text = model.config.text
     balancer = _balancer(config, routers, text.num_experts_per_token)
     loads = LoadTracker(len(routers), text.num_experts, device)
@@ -118,11 +118,6 @@ def _model(config: TrainConfig, device: torch.device) -> K3ForConditionalGenerat
         # Parameters are float32, but under autocast the ops see bfloat16.
         model.bind_ops("cuda", "bfloat16")
     return model
-
-
-def _routers(model: nn.Module) -> list[Any]:
-    # By attribute, so that the router of a plugin's MoE takes part.
-    return [one for one in model.modules() if hasattr(one, "e_score_correction_bias")]
 
 
 def _balancer(config: TrainConfig, routers: list[Any], top_k: int) -> Balancer:

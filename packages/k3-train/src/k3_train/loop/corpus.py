@@ -12,7 +12,7 @@ from k3_core.config import ConfigError
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
-from k3_train.data.token_file import MANIFEST, TokenFile
+from k3_train.data.token_file import MANIFEST, TokenFile, token_files
 from k3_train.loop.curriculum import Curriculum, CurriculumSampler
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -24,7 +24,7 @@ DEFAULT_CHAT_TOKENS = 200_000
 
 def open_sampler(config: TrainConfig, folder: Path) -> CurriculumSampler:
     """Batches from every token file of `folder`, by the weights of the stage or by their sizes."""
-    files = {path.parent.name: TokenFile.open(path.parent) for path in _manifests(folder)}
+    files = token_files(folder)
     if not files:
         raise ConfigError(
             "data.path", f"{folder} holds no token file", "Build one with `k3 train data build`."
@@ -90,10 +90,6 @@ def build_default(folder: Path, vocab_size: int) -> None:
     tokenizer.save_pretrained(folder)
     build_chat(folder / "chat", tokenizer, DEFAULT_CHAT_TOKENS)
     build_stdlib(last, tokenizer, files)
-
-
-def _manifests(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*/{MANIFEST}"))
 
 
 def _some_files() -> list[tuple[str, str]]:

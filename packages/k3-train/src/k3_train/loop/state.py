@@ -14,6 +14,7 @@ from k3_core.model import K3ForConditionalGeneration
 from k3_train.balance.base import Balancer
 from k3_train.events.base import Events
 from k3_train.loop.checkpoint import CheckpointError
+from k3_train.named_tensors import join, part_of
 from k3_train.optim.base import Optimizer
 
 
@@ -52,11 +53,7 @@ class TrainState:
             named = self.model.named_parameters()
             grads = {name: param.grad for name, param in named if param.grad is not None}
             parts |= {"gradients": grads, "metrics": self.metrics}
-        return {
-            f"{part}.{name}": tensor.detach()
-            for part, tensors in parts.items()
-            for name, tensor in tensors.items()
-        }
+        return {name: tensor.detach() for name, tensor in join(parts).items()}
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """A copy of the state, for `restore`."""
@@ -79,23 +76,19 @@ class TrainState:
             )
         for name, tensor in own.items():
             tensor.copy_(given[name])
-        self.optimizer.load_state_tensors(_part(tensors, "optimizer."))
-        self.balancer.load_state_tensors(_part(tensors, "balancer."))
-        self.events.load_state_tensors(_part(tensors, "events."))
-        _set_rng_states(_part(tensors, "rng."))
-        grads = _part(tensors, "gradients.")
+        self.optimizer.load_state_tensors(part_of(tensors, "optimizer"))
+        self.balancer.load_state_tensors(part_of(tensors, "balancer"))
+        self.events.load_state_tensors(part_of(tensors, "events"))
+        _set_rng_states(part_of(tensors, "rng"))
+        grads = part_of(tensors, "gradients")
         for name, param in self.model.named_parameters():
             grad = grads.get(name)
             param.grad = None if grad is None else grad.to(param.device, copy=True)
         self.metrics = {
             name: tensor.to(self.model.device, copy=True)
-            for name, tensor in _part(tensors, "metrics.").items()
+            for name, tensor in part_of(tensors, "metrics").items()
         }
         self.step, self.tokens, self.micro = meta["step"], meta["tokens"], meta.get("micro", 0)
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _rng_states() -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ device until a log row asks for them.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import accumulate
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from k3_core.model.batch import SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch
 from k3_train.loop.state import TrainState
+from k3_train.precision import training_precision
 
 
 def count_labels(batch: Batch) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class Stepper:
             told.fill_(share)
         # A batch without labels for the loss has none for that of MTP.
         mtp_weight = self.mtp_weight * mtp_share / share if share else 0.0
-        with self._precision():
+        with training_precision(self.device):
             loss, metrics = self.state.model.training_loss(
                 ids_T, labels_T, packed, mtp_weight=mtp_weight
             )
@@ -116,9 +116,3 @@ class Stepper:
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
-
-    def _precision(self) -> torch.autocast | nullcontext:
-        """bf16 matrices over fp32 parameters on a GPU, fp32 on a CPU."""
-        if self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()

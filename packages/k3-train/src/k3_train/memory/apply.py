@@ -17,6 +17,7 @@ from torch import nn
 from k3_core.config import ConfigError
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
+from k3_train.balance.base import routers_of
 from k3_train.memory import patterns
 from k3_train.memory.base import MemoryPolicy
 from k3_train.memory.scope import Entry, Policies, Scopes
@@ -80,7 +81,7 @@ def _entry(name: str, key: str, module: nn.Module, policies: Policies) -> Entry:
             f"Name what it holds, such as {key}.self_attn.",
         )
     # From rounded inputs a router would choose other experts than the loss was made with.
-    has_router = any(hasattr(one, "e_score_correction_bias") for one in module.modules())
+    has_router = bool(routers_of(module))
     if has_router and not all(policy.is_exact for policy in policies):
         raise ConfigError(
             path,

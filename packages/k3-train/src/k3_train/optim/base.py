@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from k3_train.named_tensors import join, part_of
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
@@ -52,16 +54,9 @@ class JointOptimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state of every part, prefixed by its name."""
-        return {
-            f"{prefix}.{name}": tensor
-            for prefix, part in self.parts.items()
-            for name, tensor in part.state_tensors().items()
-        }
+        return join({name: part.state_tensors() for name, part in self.parts.items()})
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Hand every part its own tensors."""
-        for prefix, part in self.parts.items():
-            dot = prefix + "."
-            part.load_state_tensors(
-                {key[len(dot) :]: value for key, value in tensors.items() if key.startswith(dot)}
-            )
+        for name, part in self.parts.items():
+            part.load_state_tensors(part_of(tensors, name))

@@ -1,10 +1,11 @@
 """Pixels of a heat map as a PNG in a data URI: a page stays small and needs no plotting library."""
 
 import base64
+import io
 import math
-import struct
-import zlib
 from collections.abc import Sequence
+
+from PIL import Image
 
 Colour = tuple[int, int, int]
 
@@ -29,15 +30,7 @@ def colour_of(value: float, scale: Sequence[Colour]) -> Colour:
 
 def data_uri(rows: Sequence[Sequence[float]], scale: Sequence[Colour]) -> str:
     """One pixel for each value in 0..1; all rows are equally long, the first is on top."""
-    width = len(rows[0])
-    lines = (b"\0" + bytes(c for v in row for c in colour_of(v, scale)) for row in rows)
-    header = struct.pack(">IIBBBBB", width, len(rows), 8, 2, 0, 0, 0)
-    packed = zlib.compress(b"".join(lines), 9)
-    parts = (_chunk(b"IHDR", header), _chunk(b"IDAT", packed), _chunk(b"IEND", b""))
-    file = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-    return "data:image/png;base64," + base64.b64encode(file).decode()
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    checksum = zlib.crc32(name + data)
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+    pixels = bytes(c for row in rows for value in row for c in colour_of(value, scale))
+    file = io.BytesIO()
+    Image.frombytes("RGB", (len(rows[0]), len(rows)), pixels).save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

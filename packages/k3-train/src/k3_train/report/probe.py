@@ -21,6 +21,7 @@ from k3_core.model.batch import SequenceBatch
 from k3_core.ops import OP_NAMES, OpSet
 from k3_core.ops.kda_chunk.inputs import log_decay
 from k3_core.ops.math import rms_scale
+from k3_train.precision import training_precision
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
@@ -58,10 +59,9 @@ def probe(model: K3ForConditionalGeneration, batch: Batch) -> Probe:
     """
     result, was_training = Probe(), model.training
     packed = SequenceBatch.from_lengths(batch.seqlens, device=model.device)
-    is_cuda = model.device.type == "cuda"
     model.eval()
     try:
-        precision = torch.autocast("cuda", torch.bfloat16, enabled=is_cuda)
+        precision = training_precision(model.device)
         with _watched(model, result), torch.enable_grad(), precision:
             out = model.forward_packed(
                 batch.input_ids.to(model.device),

@@ -12,7 +12,7 @@ from k3_core.evaluate import stdlib
 from k3_core.evaluate.text import heldout_texts
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.data.corpus import build_stdlib
-from k3_train.data.token_file import MANIFEST, TokenFile
+from k3_train.data.token_file import TokenFile, token_files
 from k3_train.data.tokenizer_trainer import train_ranks
 from k3_train.loop.corpus import NUM_SPECIAL
 from k3_train.study.declare import Scale
@@ -60,10 +60,10 @@ def build_data(folder: Path, scale: Scale) -> None:
 
 def heldout_files(folder: Path) -> dict[str, TokenFile]:
     """The held-out token files by name; K3Error when there is none."""
-    files = {path.parent.name: path.parent for path in folder.glob(f"{HELDOUT}/*/{MANIFEST}")}
+    files = token_files(folder / HELDOUT)
     if not files:
         raise K3Error(f"{folder}/{HELDOUT} holds no token file: a study measures on held-out text")
-    return {name: TokenFile.open(path) for name, path in sorted(files.items())}
+    return files
 
 
 def _files(count: int) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from k3_core.cache.base import KDASpec
 from k3_core.model import K3ForConditionalGeneration, SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch, PackedSampler
 from k3_train.data.token_file import TokenFile
+from k3_train.precision import training_precision
 from k3_train.study.data import heldout_files
 
 PREFILL_REPEATS = 3
@@ -34,9 +35,8 @@ def measure(
 ) -> dict[str, float]:
     """Held-out loss, recall accuracy where the data has recall tasks, prefill time, state bytes."""
     files = heldout_files(data)
-    is_cuda = model.device.type == "cuda"
     model.eval()
-    with torch.autocast("cuda", torch.bfloat16, enabled=is_cuda):
+    with training_precision(model.device):
         measures = {}
         for name, file in files.items():
             batches = list(_batches(file, eval_tokens, tokens_per_batch, max_seq_len))

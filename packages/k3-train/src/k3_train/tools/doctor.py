@@ -15,7 +15,7 @@ import torch
 from k3_core.model import K3ForConditionalGeneration
 from k3_train.config import TrainConfig, load_train_config
 from k3_train.data.sampler import Batch
-from k3_train.data.token_file import MANIFEST, TokenFile
+from k3_train.data.token_file import token_files
 from k3_train.loop.build import build_trainer, choose_device, model_config
 from k3_train.loop.corpus import open_sampler, open_tokenizer
 from k3_train.loop.environment import versions
@@ -129,7 +129,7 @@ def _data(config: TrainConfig, out: Path) -> str:
     folder = Path(config.data.path)
     open_tokenizer(folder, model_config(config.model).text.vocab_size)
     open_sampler(config, folder)
-    files = [TokenFile.open(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+    files = token_files(folder).values()
     for file in files:
         file.verify()
     tokens = sum(file.num_tokens for file in files)

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from k3_core.config import K3Config, count_parameters
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.plugins import resolve
+from k3_train.balance.base import routers_of
 from k3_train.config import TrainConfig
 from k3_train.loop.build import model_config
 from k3_train.loop.curriculum import Curriculum
@@ -104,8 +105,7 @@ def as_dict(report: Report) -> dict[str, Any]:
 def _histogram_bytes(config: TrainConfig, model: K3ForConditionalGeneration) -> int:
     if config.balance.name != "quantile_histogram":
         return 0
-    experts = [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
-    return len(experts) * model.config.text.num_experts * config.balance.num_bins * 4
+    return len(routers_of(model)) * model.config.text.num_experts * config.balance.num_bins * 4
 
 
 def _role_rows(shapes: list[tuple[str, tuple[int, ...]]], roles: dict[str, Role]) -> list[RoleRow]:

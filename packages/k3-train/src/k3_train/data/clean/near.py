@@ -11,7 +11,7 @@ from array import array
 from types import TracebackType
 from typing import Any
 
-from k3_train.data.optional import require
+from k3_train.optional import require
 
 NUM_HASHES = 256
 NUM_BANDS = 32
