@@ -34,9 +34,6 @@ TILE_FEW_HEADS = Tile(16, 64, 4, 2)
 warps 296 us (bytes alone 190)."""
 PROGRAMS_PER_PROCESSOR = 4
 """Pieces are cut until there are this many programs for each multiprocessor."""
-PIECE_STEPS = 4
-"""Steps of a piece at least, once each multiprocessor has a program: queries, first latents and
-what is left to be summed take a program as long as several steps."""
 MAX_SPLITS = 64
 PROGRAM_TILES = 6
 """What a program of the Gluon kernel costs beside its tiles of 64 tokens, in such tiles."""
@@ -187,11 +184,9 @@ def splits_in_waves(num_programs: int, num_steps: int, processors: int) -> int:
 
 
 def num_splits(num_programs: int, num_steps: int, device: torch.device) -> int:
-    """A power of two of pieces a sequence: enough programs for the card, of enough steps each."""
-    processors = _processors(device)
-    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, num_programs)
-    most = max(triton.cdiv(processors, num_programs), num_steps // PIECE_STEPS)
-    return triton.next_power_of_2(max(1, min(wanted, most, num_steps, MAX_SPLITS)))
+    """A power of two of pieces a sequence: enough programs for the card, at least a step each."""
+    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * _processors(device), num_programs)
+    return triton.next_power_of_2(max(1, min(wanted, num_steps, MAX_SPLITS)))
 
 
 @cache
