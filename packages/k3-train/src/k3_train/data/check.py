@@ -111,12 +111,21 @@ def _check_text(line: bytes, number: int) -> Problem | None:
 
 
 def _check_parquet(path: Path, text_key: str) -> Iterator[Problem]:
-    for row, text in enumerate(parquet_column(path, text_key)):
-        if not isinstance(text, str):
-            yield Problem(row + 1, 1, f"{text_key!r} is {type(text).__name__}", "a string")
+    for found in parquet_texts(path, text_key):
+        if isinstance(found, Problem):
+            yield found
 
 
-def parquet_column(path: Path, name: str) -> Iterator[object]:
+def parquet_texts(path: Path, text_key: str) -> Iterator[str | Problem]:
+    """The text of each row of a Parquet file, or what is wrong with the row."""
+    for number, text in enumerate(_column(path, text_key), 1):
+        if isinstance(text, str):
+            yield text
+        else:
+            yield Problem(number, 1, f"{text_key!r} is {type(text).__name__}", "a string")
+
+
+def _column(path: Path, name: str) -> Iterator[object]:
     """Values of one column, a few rows at a time. K3Error names the columns that there are."""
     parquet = require("pyarrow.parquet", "parquet", "reading Parquet")
     try:

@@ -38,24 +38,26 @@ class Shape:
         """Colour and kind; no two shapes of a scene have the same."""
         return f"{self.colour} {self.kind}"
 
+    @property
+    def corners(self) -> list[tuple[int, int]]:
+        """Of a triangle on the lower side of the box."""
+        left, top, right, bottom = self.box
+        return [(left, bottom), ((left + right) // 2, top), (right, bottom)]
+
     def code(self) -> str:
         """The line that draws it on `draw`."""
-        left, top, right, bottom = self.box
         if self.kind == "line":
             return f"draw.line({self.box}, fill={self.colour!r}, width=2)".replace("'", '"')
         if self.kind == "triangle":
-            points = [(left, bottom), ((left + right) // 2, top), (right, bottom)]
-            return f"draw.polygon({points}, fill={self.colour!r})".replace("'", '"')
+            return f"draw.polygon({self.corners}, fill={self.colour!r})".replace("'", '"')
         return f"draw.{self.kind}({self.box}, fill={self.colour!r})".replace("'", '"')
 
     def draw(self, draw: ImageDraw.ImageDraw) -> None:
         """Draw it as `code` says."""
-        left, top, right, bottom = self.box
         if self.kind == "line":
             draw.line(self.box, fill=self.colour, width=2)
         elif self.kind == "triangle":
-            points = [(left, bottom), ((left + right) // 2, top), (right, bottom)]
-            draw.polygon(points, fill=self.colour)
+            draw.polygon(self.corners, fill=self.colour)
         else:
             getattr(draw, self.kind)(self.box, fill=self.colour)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3_core.errors import K3Error
-from k3_train.data.check import Problem, data_suffix, open_plain, parquet_column, read_line
+from k3_train.data.check import Problem, data_suffix, open_plain, parquet_texts, read_line
 from k3_train.data.documents import Document
 
 MAX_BYTES = 1 << 28
@@ -63,11 +63,8 @@ class LocalSource:
                 )
 
     def _rows(self, file: Path, name: str) -> Iterator[Document]:
-        for number, text in enumerate(parquet_column(file, self.text_key), 1):
-            if not isinstance(text, str):
-                found = f"{self.text_key!r} is {type(text).__name__}"
-                text = Problem(number, 1, found, "a string")
-            yield Document(f"{name}:{number}", _text(file, text))
+        for number, found in enumerate(parquet_texts(file, self.text_key), 1):
+            yield Document(f"{name}:{number}", _text(file, found))
 
 
 def _text(file: Path, found: str | Problem) -> bytes:
