@@ -6,6 +6,7 @@ share of its class; averages over all requests and fixed quotas fail.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,12 +38,16 @@ CLASSES = (
     RequestClass("ultra", 1 << 62, 1, 0.25, 1 << 23),
 )
 
-DEPTH_OF_DOUBLE = 2_048
-"""Rows of past at which a row of a chunk of prompt takes about twice the time of the first."""
+DEPTH_OF_DOUBLE = {"cpu": 2_048, "cuda": 262_144}
+"""By kind of device, the rows of past at which a row of a chunk of prompt takes about twice the
+time of the first: measured with k3-nano and with k3-mini (docs/performance.md)."""
 
 BESIDE = 0.25
 """Of the time by its weight, what a class gets while requests of shorter classes run: a queue of
 those grows long before the machine is full. What they leave is its own anyway."""
+
+LATELY = 16
+"""Budgets of work for which a shorter class that has left is expected to come back."""
 
 
 def classify(
@@ -61,41 +66,56 @@ class Shares:
     The length of a step is what those wait for, even for a decode. So time is shared, not rows: a
     step earns each longer class a part by its weight of what the shorter ones had of it, the fixed
     cost of a step included. The class spends that in steps without a prompt of a shorter one,
-    unless it has not been served for long.
+    unless it has not been served for long. It has the pauses of the shorter ones to itself, but
+    while those come back soon, in chunks that take no longer than a budget of short rows.
     """
 
-    def __init__(self, weights: Mapping[str, int], budget: int, unit: int) -> None:
+    def __init__(self, weights: Mapping[str, int], budget: int, unit: int, device: str) -> None:
         """`weights` goes from the shortest class to the longest."""
         self._weights, self._budget, self._unit = weights, budget, unit
-        self._fixed = budget / 4  # about what a step without a prompt takes, in rows
+        self._depth = DEPTH_OF_DOUBLE[device]
+        self._fixed = budget / 16  # about what a step without a prompt takes, in rows
         self._limit = 3.0 * budget
         self._earned = dict.fromkeys(weights, self._limit)
+        self._since = dict.fromkeys(weights, math.inf)
 
     def rooms(self, present: Collection[str], starts: Mapping[str, int]) -> dict[str, int]:
         """Most rows of each class in a step: `present` run or wait, `starts` have a prompt to
         compute, the next one from that row on."""
         total = sum(self._weights[name] for name in present)
-        rooms, is_first, has_prompt = {}, True, False
+        rooms, is_first, has_prompt, is_soon = {}, True, False, False
         for name, weight in self._weights.items():
             most = self._budget if is_first else max(self._budget * weight // max(total, 1), 1)
+            if is_soon and name in starts:
+                brief = int(self._budget / self._cost(starts[name]))
+                most = max(min(most, brief), self._unit)
             if not is_first and name in starts:
-                most = self._affordable(name, max(most, self._unit), starts[name], has_prompt)
+                most = self._affordable(name, most, starts[name], has_prompt)
             rooms[name] = most
             is_first = is_first and name not in present
             has_prompt = has_prompt or name in starts
+            is_recent = self._since[name] < LATELY * self._budget
+            is_soon = is_soon or is_recent or not is_first
         return rooms
 
     def _affordable(self, name: str, most: int, start: int, is_behind: bool) -> int:
         earned = self._earned[name]
         if earned >= self._limit:
             return most
-        return 0 if is_behind or earned < self._unit * _cost(start) else most
+        return 0 if is_behind or earned < self._unit * self._cost(start) else most
+
+    def _cost(self, start: int) -> float:
+        """A row of prompt behind so many others, in rows of a short one: it reads its past."""
+        return 1 + start / self._depth
 
     def settle(self, slices: Iterable[Slice], present: Collection[str]) -> None:
         """After the planning of a step: all that is in it, decodes too."""
         spent = dict.fromkeys(self._weights, 0.0)
         for one in slices:
-            spent[one.request.request_class] += one.num_tokens * _cost(one.start)
+            spent[one.request.request_class] += one.num_tokens * self._cost(one.start)
+        work = self._fixed + sum(spent.values())
+        for name, since in self._since.items():
+            self._since[name] = 0 if name in present else since + work
         shorter_weight, shorter_work = 0, self._fixed
         for name, weight in self._weights.items():
             if name not in present:
@@ -106,11 +126,6 @@ class Shares:
                 self._earned[name] = min(balance, self._limit)
             shorter_weight += weight
             shorter_work += spent[name]
-
-
-def _cost(start: int) -> float:
-    """A row of prompt behind `start` others, in rows of a short one: attention reads the past."""
-    return 1 + start / DEPTH_OF_DOUBLE
 
 
 class DeficitRoundRobin:

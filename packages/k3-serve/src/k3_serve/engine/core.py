@@ -146,7 +146,8 @@ class ContinuousEngine(ThreadedEngine):
         index = PrefixIndex(
             PagePool(self._num_pages), self._unit, layout.page_tokens, layout.checkpoint_pages
         )
-        scheduler = Scheduler(index, self._num_slots, self._token_budget, self._classes)
+        kind = self._runner.model.device.type
+        scheduler = Scheduler(index, self._num_slots, self._token_budget, self._classes, kind)
         self._restores: Restores | None = None
         if (tiers := self._tiers) is not None:
             index.on_evict = lambda event: tiers.write_back(self._runner.cache.arena, event)

@@ -33,7 +33,7 @@ class Scheduler:
     """Owns the queue, the slots and, through the index, the pages.
 
     `token_budget` bounds the rows of a forward and leaves room for a unit of prompt when all
-    slots decode.
+    slots decode. On a `device` of that kind ("cpu" or "cuda") deep rows of prompts are dear.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Scheduler:
         num_slots: int,
         token_budget: int,
         classes: tuple[RequestClass, ...] = CLASSES,
+        device: str = "cpu",
     ) -> None:
         if token_budget < num_slots + index.unit:
             raise ValueError(
@@ -55,7 +56,7 @@ class Scheduler:
         self._max_slots = {c.name: max(1, int(c.slot_share * num_slots)) for c in classes}
         self._weights = {c.name: c.weight for c in classes}
         self._round_robin = DeficitRoundRobin(self._weights, index.unit, token_budget)
-        self._shares = Shares(self._weights, token_budget, index.unit)
+        self._shares = Shares(self._weights, token_budget, index.unit, device)
         self._waiting: dict[RequestState, None] = {}
         self._running: dict[RequestState, None] = {}
         self.restore: Callable[[RequestState, Match], bool] | None = None
