@@ -36,9 +36,10 @@ class DepthState:
             self._prefix, self._waiting = self._prefix + self._waiting, None
         return self._prefix
 
-    @prefix.setter
-    def prefix(self, value: Tensor | None) -> None:
-        self._prefix, self._waiting = value, None
+    def replace(self, prefix: Tensor | None) -> None:
+        """Another running sum, or none: a method, since a compiled graph of torch 2.11 passes the
+        setter of a property by."""
+        self._prefix, self._waiting = prefix, None
 
     @property
     def parts(self) -> tuple[Tensor | None, Tensor | None]:
@@ -56,7 +57,7 @@ class DepthState:
     def add(self, output_TD: Tensor) -> None:
         """An output joins the running sum, or begins it."""
         if self.prefix is None:
-            self.prefix = output_TD
+            self.replace(output_TD)
         else:
             self._waiting = output_TD
 

@@ -43,7 +43,7 @@ class BlockAttentionResidual:
         if layer % self.block_size == 0:
             assert state.prefix is not None
             state.sources.append(state.prefix)
-            state.prefix = None
+            state.replace(None)
 
     def read_mlp(self, state: DepthState, layer: int, site: Site | None) -> Tensor:
         """Mix of the blocks and the running sum, which holds at least this layer's attention."""
@@ -57,7 +57,7 @@ class BlockAttentionResidual:
             return norm(self.read_attention(state, layer, site))
         prefix, waiting = state.parts
         assert prefix is not None
-        x_TD, state.prefix = self.ops.depth_read(
+        x_TD, sum_TD = self.ops.depth_read(
             state.sources,
             prefix,
             waiting,
@@ -67,6 +67,7 @@ class BlockAttentionResidual:
             eps=self.eps,
             out_eps=norm.eps,
         )
+        state.replace(sum_TD)
         if not is_mlp:
             self._close(state, layer)
         return x_TD

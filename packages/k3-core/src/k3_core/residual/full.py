@@ -33,7 +33,7 @@ class FullAttentionResidual:
     def write(self, state: DepthState, output_TD: Tensor) -> None:
         """A new source; the prefix is the latest one."""
         state.sources.append(output_TD)
-        state.prefix = output_TD
+        state.replace(output_TD)
 
     def read_output(self, state: DepthState, site: Site | None) -> Tensor:
         """Mix before the final norm."""

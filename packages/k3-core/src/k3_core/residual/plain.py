@@ -29,7 +29,7 @@ class Residual:
 
     def write(self, state: DepthState, output_TD: Tensor) -> None:
         """stream += output."""
-        state.prefix = _stream(state) + output_TD
+        state.replace(_stream(state) + output_TD)
 
     def read_output(self, state: DepthState, site: Site | None) -> Tensor:
         """The stream itself."""

@@ -18,7 +18,12 @@ UNBOUNDED = frozenset({"unbounded_gate"})
 
 
 def _inputs(
-    v: Values, lead: tuple[int, ...], heads: int, dims: tuple[int, int], gate_scale: float = 1.0
+    v: Values,
+    lead: tuple[int, ...],
+    heads: int,
+    dims: tuple[int, int],
+    gate_scale: float = 1.0,
+    gate_shift: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """q, k, v, gate, beta with leading sizes `lead`, then A_log and dt_bias."""
     num_k, num_v = dims
@@ -26,7 +31,7 @@ def _inputs(
         v.act(*lead, heads, num_k),
         v.act(*lead, heads, num_k),
         v.act(*lead, heads, num_v),
-        v.act(*lead, heads, num_k, scale=gate_scale),
+        v.act(*lead, heads, num_k, scale=gate_scale) + gate_shift,
         v.act(*lead, heads),
         v.full(heads, scale=0.3),
         v.full(heads, num_k, scale=0.5),
@@ -40,12 +45,13 @@ def _chunk(
     lower_bound: float | None = -5.0,
     has_state: bool = False,
     gate_scale: float = 1.0,
+    gate_shift: float = 0.0,
     is_key_repeated: bool = False,
     group: int = 1,
     checkpoints: tuple[tuple[int, ...], ...] | None = None,
 ) -> Call:
     heads, tokens = 2 * group, sum(lengths)
-    inputs = list(_inputs(v, (tokens,), heads, dims, gate_scale))
+    inputs = list(_inputs(v, (tokens,), heads, dims, gate_scale, gate_shift))
     inputs[:2] = [x[:, :2].contiguous() for x in inputs[:2]]
     if is_key_repeated:
         inputs[1] = inputs[1][:1].expand_as(inputs[1]).clone()
@@ -118,8 +124,8 @@ def _replay(v: Values, accepted: tuple[int, ...], slots: tuple[int, ...], has_co
     return Call((k, gate, writes, A_log, dt_bias), named, mutated=mutated)
 
 
-def _segment(v: Values, lengths: tuple[int, ...]) -> Call:
-    inputs = _inputs(v, (sum(lengths),), 2, (16, 8))[1:]
+def _segment(v: Values, lengths: tuple[int, ...], gate_shift: float = 0.0) -> Call:
+    inputs = _inputs(v, (sum(lengths),), 2, (16, 8), gate_shift=gate_shift)[1:]
     named = {"cu_seqlens_N1": v.offsets(lengths), "seqlens": lengths}
     return Call(inputs, {"lower_bound": -5.0, **named})
 
@@ -148,7 +154,7 @@ CASES = [
         partial(_chunk, lengths=(33,), lower_bound=None),
         UNBOUNDED,
     ),
-    Case("kda_chunk", "wide-keys", partial(_chunk, lengths=(40,), dims=(32, 8))),
+    Case("kda_chunk", "wide-keys", partial(_chunk, lengths=(40,), dims=(32, 8), gate_shift=-2.0)),
     Case("kda_chunk", "gate-extremes", partial(_chunk, lengths=(70,), gate_scale=8.0)),
     Case("kda_chunk", "repeated-key", partial(_chunk, lengths=(48,), is_key_repeated=True)),
     Case(
@@ -212,7 +218,8 @@ CASES = [
         partial(_replay, accepted=(1, 3, 3), slots=(2, -1, 0), has_conv=True),
         frozenset({"padded_rows", "conv_window"}),
     ),
-    Case("kda_segment", "one-stretch", partial(_segment, lengths=(35,))),
+    # Gates that remember: without them the map of a stretch is 1e-17, and says nothing.
+    Case("kda_segment", "one-stretch", partial(_segment, lengths=(35,), gate_shift=-4.0)),
     Case("kda_segment", "varlen", partial(_segment, lengths=(7, 0, 20)), VARLEN),
     Case("short_conv", "one-sequence", partial(_conv, lengths=(11,), has_state=False)),
     Case(
