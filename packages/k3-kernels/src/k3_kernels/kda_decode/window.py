@@ -50,7 +50,7 @@ def load_taps(weight_ptr, channel, is_channel, TAPS: tl.constexpr):
     taps = ()
     for tap in tl.static_range(TAPS):
         weight = tl.load(weight_ptr + channel * TAPS + tap, mask=is_channel, other=0.0)
-        taps += (weight.to(tl.float32),)
+        taps += (weight.to(tl.float32),)  # type: ignore[assignment]
     return taps
 
 
@@ -66,8 +66,8 @@ def load_token(x_ptr, window_ptr, channel, is_channel, is_live, TAPS: tl.constex
     own = tl.load(x_ptr + channel, mask=is_channel, other=0.0)
     for tap in tl.static_range(TAPS - 1):
         at = window_ptr + channel * (TAPS - 1) + tap
-        inputs += (tl.load(at, mask=is_channel & is_live, other=0.0),)
-    inputs += (own,)
+        inputs += (tl.load(at, mask=is_channel & is_live, other=0.0),)  # type: ignore[assignment]
+    inputs += (own,)  # type: ignore[assignment]
     return inputs
 
 
@@ -99,7 +99,7 @@ def convolve(x_ptr, window_ptr, taps, w, channel, is_channel, stride_xw, TAPS: t
         new_at, old_at = x_ptr + source * stride_xw + channel, channel * (TAPS - 1) + w + tap
         new = tl.load(new_at, mask=is_channel & (source >= 0), other=0.0)
         old = tl.load(window_ptr + old_at, mask=is_channel & (source < 0), other=0.0)
-        inputs += (tl.where(source >= 0, new.to(tl.float32), old.to(tl.float32)),)
+        inputs += (tl.where(source >= 0, new.to(tl.float32), old.to(tl.float32)),)  # type: ignore[assignment]
     return silu_of_sum(inputs, taps, x_ptr, TAPS)
 
 
