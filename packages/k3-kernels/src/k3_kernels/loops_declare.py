@@ -36,4 +36,5 @@ IMPLS = [
     _loops("route_topk", "scores, choice and weights of a few tokens in one call"),
     _loops("moe_experts", "plain experts of a few rows in one call"),
     _loops("mla_decode", "attention of a few rows in one call"),
+    _loops("gated_mla_decode", "the loops of its parts"),
 ]

@@ -37,6 +37,11 @@ IMPLS = [
         "absorbed, split over the context",
     ),
     triton_impl(
+        "gated_mla_decode",
+        frozenset({"paged", "graph_safe"}),
+        "queries and new rows, attention, values: a launch each",
+    ),
+    triton_impl(
         "linear_cross_entropy", _GRAPH, "chunks of tokens, gradients in place of their logits"
     ),
     triton_impl(

@@ -56,8 +56,11 @@ def situ(gate, up, beta, linear_beta, HAS_CAP: tl.constexpr, IS_FINE: tl.constex
 
 
 @triton.jit
-def normed(row, weight, eps, D: tl.constexpr):
-    """RMSNorm of a row in its dtype, which comes before the weight as released (architecture 3)."""
-    wide = row.to(tl.float32)
-    scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / D + eps)).to(row.dtype).to(tl.float32)
-    return (scaled * weight.to(row.dtype).to(tl.float32)).to(row.dtype)
+def normed(x, weight, eps, D: tl.constexpr):
+    """RMSNorm of rows in their dtype, which comes before the weight as released (architecture 3).
+
+    A row is the last dimension of x, and has D values beside zeros."""
+    wide = x.to(tl.float32)
+    square = tl.sum(wide * wide, len(x.shape) - 1, keep_dims=len(x.shape) > 1)
+    scaled = (wide * tl.rsqrt(square / D + eps)).to(x.dtype).to(tl.float32)
+    return (scaled * weight.to(x.dtype).to(tl.float32)).to(x.dtype)

@@ -1,6 +1,6 @@
 """Declarations of the implementations in plain torch; imports no torch. Source: design 5.
 
-`<op>.cpu` is differentiable where the reference is, and but for mla_decode runs on any device;
+`<op>.cpu` is differentiable where the reference is, and but for MLA's decoding runs on any device;
 `<op>.cuda` uses operators that torch has for CUDA only. The ops that are missing here are left to
 their reference, than which no other form of torch calls measured faster (`k3 kernels bench`).
 """
@@ -54,6 +54,7 @@ IMPLS = [
     _cpu("mla_prefill", "torch scaled_dot_product_attention per sequence"),
     # It reads the lengths on the host, for which a GPU would have to be waited for.
     _cpu("mla_decode", "one sequence at a time, only its tokens read", devices=frozenset({"cpu"})),
+    _cpu("gated_mla_decode", "each part in its own form", devices=frozenset({"cpu"})),
     _cpu("mx_quantize", "float32, codes found in the bits"),
     _cpu("linear_cross_entropy", "chunks of tokens, gradients in the forward"),
     _cpu("newton_schulz", "Gram form of long matrices"),

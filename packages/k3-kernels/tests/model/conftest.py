@@ -25,6 +25,7 @@ MODEL_OPS = (
     "gated_rms_norm",
     "mla_prefill",
     "mla_decode",
+    "gated_mla_decode",
     "attn_res",
     "depth_read",
     "latent_router",

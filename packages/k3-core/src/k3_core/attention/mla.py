@@ -1,7 +1,7 @@
 """Gated Multi-head Latent Attention without positions (report 2, architecture 3.3).
 
 T tokens, D model width, H heads, N nope dim, R shared key dim, V value dim, C kv latent,
-X = C + R cached values a token, Q rank of the queries.
+X = C + R cached values a token, Q rank of the queries, G = H V.
 """
 
 from __future__ import annotations
@@ -65,23 +65,15 @@ class GatedMLA(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """[T, D] -> [T, D]."""
-        q_TQ, latent_TX, gate_TC = self._read_input(x_TD)
-        q_THD = self.q_b_proj(self.q_a_layernorm(q_TQ))
-        q_THD = q_THD.unflatten(-1, (self.num_heads, -1))
-        latent_TX = self._normed(latent_TX)
-        if batch.cache is not None:
-            batch.cache.append_latent(self.layer, batch, latent_TX)
+        inputs = self._read_input(x_TD)
         split = batch.num_decode_tokens
         parts = []
         if split:
-            parts.append(self._decode(q_THD[:split], batch.decoding))
+            parts.append(self._decode([x[:split] for x in inputs], batch.decoding))
         if split == 0 or not batch.is_decode:
-            parts.append(self._prefill(q_THD[split:], latent_TX[split:], batch.prefilling))
-        o_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
-        # The product has the layout of its first factor: the other one, of a decode step, lies by
-        # heads, and a copy of it is spared.
-        gate_THV = torch.sigmoid(gate_TC).unflatten(-1, (self.num_heads, self.value_dim))
-        return self.o_proj((gate_THV * o_THV).flatten(1))
+            parts.append(self._prefill([x[split:] for x in inputs], batch.prefilling))
+        y_THV = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.o_proj(y_THV.flatten(1))
 
     def _normed(self, latent_TX: Tensor) -> Tensor:
         latent_TC, shared_TR = latent_TX.split((self.latent_dim, self.rope_dim), dim=-1)
@@ -95,8 +87,18 @@ class GatedMLA(nn.Module):
         shared_SHR = shared_SR[:, None].expand(-1, self.num_heads, -1)
         return torch.cat((nope_SHN, shared_SHR.to(nope_SHN.dtype)), dim=-1), v_SHV
 
-    def _prefill(self, q_THD: Tensor, latent_TX: Tensor, batch: SequenceBatch) -> Tensor:
+    def _prefill(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
+        """Gated outputs [T, H, V] of whole stretches of sequences, by expanded keys and values."""
+        q_TQ, latent_TX, gate_TG = inputs
+        q_THD = self.q_b_proj(self.q_a_layernorm(q_TQ)).unflatten(-1, (self.num_heads, -1))
+        latent_TX = self._normed(latent_TX)
+        if batch.cache is not None:
+            batch.cache.append_latent(self.layer, batch, latent_TX)
         k_SHD, v_SHV = self.expand(self._whole_sequences(latent_TX, batch))
+        o_THV = self._attend(q_THD, k_SHD, v_SHV, batch)
+        return torch.sigmoid(gate_TG).unflatten(-1, (self.num_heads, self.value_dim)) * o_THV
+
+    def _attend(self, q_THD: Tensor, k_SHD: Tensor, v_SHV: Tensor, batch: SequenceBatch) -> Tensor:
         attend = partial(
             self.ops.mla_prefill,
             q_THD,
@@ -139,23 +141,27 @@ class GatedMLA(nn.Module):
         ]
         return torch.cat(rows).to(latent_TX.dtype)
 
-    def _decode(self, q_THD: Tensor, batch: SequenceBatch) -> Tensor:
-        """Absorbed form: queries and outputs in the latent space, no expanded keys or values."""
+    def _decode(self, inputs: list[Tensor], batch: SequenceBatch) -> Tensor:
+        """Gated outputs [T, H, V] of one token a row: absorbed form, in the latent space, without
+        expanded keys or values."""
+        q_TQ, latent_TX, gate_TG = inputs
         assert batch.cache is not None
         pages_PLX, table_NM = batch.cache.latent_pages(self.layer, batch)
         lengths = batch.lengths_N
         if batch.is_verify:  # a row a token, each seeing the tokens up to its own
             table_NM, lengths = table_NM[batch.sequence_T], batch.positions_T + 1
-        w_HDC = self.kv_b_proj.weight.view(self.num_heads, -1, self.latent_dim)
-        w_key_HNC, w_value_HVC = w_HDC[:, : self.nope_dim], w_HDC[:, self.nope_dim :]
-        q_nope_HTN = q_THD[..., : self.nope_dim].transpose(0, 1)
-        o_latent_THC = self.ops.mla_decode(
-            torch.bmm(q_nope_HTN, w_key_HNC).transpose(0, 1),
-            q_THD[..., self.nope_dim :],
-            pages_PLX,
-            table_NM,
-            lengths,
+        y_THV: Tensor = self.ops.gated_mla_decode(
+            q_TQ,
+            latent_TX,
+            gate_TG.unflatten(-1, (self.num_heads, self.value_dim)),
+            self.q_a_layernorm.weight,
+            self.q_b_proj.weight.unflatten(0, (self.num_heads, -1)),
+            self.kv_a_layernorm.weight,
+            self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1)),
+            pages_PLX=pages_PLX,
+            page_table_BM=table_NM,
+            lengths_B=lengths,
             scale=self.scale,
+            eps=self.kv_a_layernorm.eps,
         )
-        o_HTV = torch.bmm(o_latent_THC.transpose(0, 1), w_value_HVC.transpose(1, 2))
-        return o_HTV.transpose(0, 1)
+        return y_THV

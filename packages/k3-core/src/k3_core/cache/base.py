@@ -60,8 +60,8 @@ class Cache(Protocol):
     def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Pages [P, L, X] and the page table [N, M] of the batch's sequences.
 
-        M covers the batch's total lengths at least; entries behind a sequence's own pages name
-        any page.
+        There is room for the batch's total lengths, and M covers them at least; entries behind a
+        sequence's own pages name any page.
         """
         ...
 

@@ -69,8 +69,9 @@ class ContiguousCache:
             buffer[slot, start : start + len(new)] = new
 
     def latent_pages(self, layer: int, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Each slot is one page as long as the buffer."""
-        return self._latents[layer], batch.slots_N[:, None]
+        """Each slot is one page as long as the buffer; raises ValueError beyond `max_length`."""
+        buffer = self._room(layer, max(batch.total_lengths, default=0))
+        return buffer, batch.slots_N[:, None]
 
     def check_room(self, lengths: tuple[int, ...]) -> None:
         """Raise ValueError when a sequence is longer than `max_length`."""

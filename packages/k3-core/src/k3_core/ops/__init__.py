@@ -29,6 +29,7 @@ OP_NAMES = (
     "moe_experts",
     "mla_prefill",
     "mla_decode",
+    "gated_mla_decode",
     "mx_quantize",
     "newton_schulz",
     "linear_cross_entropy",

@@ -32,6 +32,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "moe_experts": _BACKWARD | {"mxfp4", "mxfp4_training"},
     "mla_prefill": _VARLEN | {"return_max"},
     "mla_decode": frozenset({"paged"}),
+    "gated_mla_decode": frozenset({"paged"}),
     "mx_quantize": frozenset(),
     "newton_schulz": frozenset(),
     "linear_cross_entropy": _BACKWARD,

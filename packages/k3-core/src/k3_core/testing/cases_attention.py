@@ -1,4 +1,4 @@
-"""Cases of mla_prefill and mla_decode (report 2).
+"""Cases of mla_prefill, mla_decode and gated_mla_decode (report 2).
 
 T queries, S keys, H heads, D head dim, V value dim, B sequences, C latent, R shared key,
 P pages, L tokens a page, M pages a sequence.
@@ -48,6 +48,30 @@ def _decode(v: Values, lengths: tuple[int, ...]) -> Call:
     return Call(args, {"scale": (latent + shared) ** -0.5})
 
 
+def _gated(v: Values, lengths: tuple[int, ...], dims: tuple[int, ...] = (2, 24, 12, 8, 16)) -> Call:
+    """dims: heads, rank of the queries, nope, shared, value dim."""
+    heads, rank, nope, shared, value = dims
+    latent, page, per_row, rows = 32, 4, 3, len(lengths)
+    table = v.distinct(rows * per_row + 2, 1, rows * per_row).view(rows, per_row)
+    args = (
+        v.act(rows, rank),
+        v.act(rows, latent + shared),
+        v.act(rows, heads, value),
+        v.act(rank, scale=0.3),
+        v.act(heads, nope + shared, rank, scale=rank**-0.5),
+        v.act(latent, scale=0.3),
+        v.act(heads, nope + value, latent, scale=latent**-0.5),
+    )
+    named: dict[str, Any] = {
+        "pages_PLX": v.act(rows * per_row + 2, page, latent + shared),
+        "page_table_BM": table,
+        "lengths_B": torch.tensor(lengths, device=v.device),
+        "scale": (nope + shared) ** -0.5,
+        "eps": 1e-5,
+    }
+    return Call(args, named, mutated=("pages_PLX",))
+
+
 CASES = [
     Case("mla_prefill", "one-sequence", partial(_prefill, queries=(19,), keys=(19,))),
     Case(
@@ -64,4 +88,11 @@ CASES = [
     ),
     Case("mla_decode", "pages", partial(_decode, lengths=(1, 12, 6)), frozenset({"paged"})),
     Case("mla_decode", "empty-row", partial(_decode, lengths=(0, 5)), frozenset({"paged"})),
+    Case("gated_mla_decode", "pages", partial(_gated, lengths=(1, 12, 6)), frozenset({"paged"})),
+    Case(
+        "gated_mla_decode",
+        "widths-of-two",
+        partial(_gated, lengths=(5, 9), dims=(3, 48, 32, 16, 16)),
+        frozenset({"paged"}),
+    ),
 ]

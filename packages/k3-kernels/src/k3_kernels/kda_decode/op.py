@@ -150,12 +150,22 @@ def kda_decode(
         NUM_BLOCKS=-(-num_v // blocks.values),
         WHOLE=block_width(num_v),
         TAPS=num_taps,
-        BTAPS=triton.next_power_of_2(num_taps),
+        LANES=choose_lanes(num_k, blocks),
         **early_launch(num_rows, x.device),
         num_warps=blocks.warps,
         maxnreg=MAX_REGISTERS,
     )
     return y_BWHV
+
+
+def choose_lanes(num_k: int, blocks: StepBlocks) -> int:
+    """Key channels of a row of the state that neighbouring threads share, four each.
+
+    With 32, eight threads hold a row, and its sums take three exchanges instead of five. With more
+    threads than channels that would leave each thread many channels of everything else too.
+    """
+    width = block_width(num_k)
+    return min(32, width) if 32 * blocks.warps <= width else width
 
 
 def _convolve(

@@ -45,33 +45,62 @@ def load_inputs(
 
 
 @triton.jit
-def convolve(
-    x_ptr,
-    window_ptr,
-    weight_ptr,
-    w,
-    channel,
-    is_channel,
-    stride_xw,
-    TAPS: tl.constexpr,
-    BTAPS: tl.constexpr,
-):
-    """SiLU of the convolution at token w, [C] float32; `channel` counts from the pointers.
+def load_taps(weight_ptr, channel, is_channel, TAPS: tl.constexpr):
+    """The weights of each tap, for channels of any shape, which count from the pointer."""
+    taps = ()
+    for tap in tl.static_range(TAPS):
+        weight = tl.load(weight_ptr + channel * TAPS + tap, mask=is_channel, other=0.0)
+        taps += (weight.to(tl.float32),)  # type: ignore[assignment]
+    return taps
 
-    Rounded to the dtype of the inputs, as the op's result is: q, k and v are then the same however
-    many tokens a call has, and a replay from recorded k finds the same states.
+
+@triton.jit
+def load_token(x_ptr, window_ptr, channel, is_channel, is_live, TAPS: tl.constexpr):
+    """The inputs of one token, those of the window (zeros where it is not live) before its own.
+
+    Each has the shape of `channel`, so that all loads have one layout and none waits for another.
     """
-    inputs = load_inputs(
-        x_ptr, window_ptr, w - (TAPS - 1), channel, is_channel, stride_xw, TAPS, TAPS, BTAPS
-    )
-    tap = tl.arange(0, BTAPS)
-    weight = tl.load(
-        weight_ptr + channel[:, None] * TAPS + tap[None, :],
-        mask=is_channel[:, None] & (tap < TAPS)[None, :],
-        other=0.0,
-    )
-    y = tl.sum(inputs * weight.to(tl.float32), 1)
+    inputs = ()
+    # First, from which triton 3.6 takes the layout of all: otherwise the loop over a state changes
+    # layouts (87 barriers, not 24).
+    own = tl.load(x_ptr + channel, mask=is_channel, other=0.0)
+    for tap in tl.static_range(TAPS - 1):
+        at = window_ptr + channel * (TAPS - 1) + tap
+        inputs += (tl.load(at, mask=is_channel & is_live, other=0.0),)  # type: ignore[assignment]
+    inputs += (own,)  # type: ignore[assignment]
+    return inputs
+
+
+@triton.jit
+def store_token(window_ptr, inputs, channel, is_channel, TAPS: tl.constexpr):
+    """The window after the token of `load_token`; behind a barrier, since others may load it."""
+    for tap in tl.static_range(TAPS - 1):
+        at = window_ptr + channel * (TAPS - 1) + tap
+        tl.store(at, inputs[tap + 1].to(window_ptr.dtype.element_ty), mask=is_channel)
+
+
+@triton.jit
+def silu_of_sum(inputs, taps, x_ptr, TAPS: tl.constexpr):
+    """SiLU of the convolution in float32, rounded to the dtype of the inputs, as the op's result
+    is: q, k and v are then the same however many tokens a call has, and a replay from recorded k
+    finds the same states."""
+    y = inputs[0].to(tl.float32) * taps[0]
+    for tap in tl.static_range(1, TAPS):
+        y += inputs[tap].to(tl.float32) * taps[tap]
     return (y * sigmoid(y)).to(x_ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def convolve(x_ptr, window_ptr, taps, w, channel, is_channel, stride_xw, TAPS: tl.constexpr):
+    """`silu_of_sum` at token w of a call; `channel` counts from the pointers."""
+    inputs = ()
+    for tap in tl.static_range(TAPS):
+        source = w - (TAPS - 1) + tap
+        new_at, old_at = x_ptr + source * stride_xw + channel, channel * (TAPS - 1) + w + tap
+        new = tl.load(new_at, mask=is_channel & (source >= 0), other=0.0)
+        old = tl.load(window_ptr + old_at, mask=is_channel & (source < 0), other=0.0)
+        inputs += (tl.where(source >= 0, new.to(tl.float32), old.to(tl.float32)),)  # type: ignore[assignment]
+    return silu_of_sum(inputs, taps, x_ptr, TAPS)
 
 
 @triton.jit
@@ -147,8 +176,9 @@ def conv_kernel(
     key = channel - first_key
     is_key = (key >= 0) & (key < first_key)
     keys_ptr += batch * stride_kb + key // K * stride_kh + key % K
+    taps = load_taps(weight_ptr, channel, is_channel, TAPS)
     for w in range(0, num_tokens):
-        y = convolve(x_ptr, window_ptr, weight_ptr, w, channel, is_channel, stride_xw, TAPS, BTAPS)
+        y = convolve(x_ptr, window_ptr, taps, w, channel, is_channel, stride_xw, TAPS)
         y = y.to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + w * num_channels, y, mask=channel < num_channels)
         if HAS_KEYS:

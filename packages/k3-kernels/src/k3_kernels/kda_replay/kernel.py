@@ -79,7 +79,7 @@ def replay_kernel(
             gate = tl.load(gate_at + w * stride_gw, mask=is_channel, other=0.0).to(tl.float32)
             write = tl.load(write_at + w * stride_uw, mask=is_value, other=0.0)
             state *= decay_of(gate, bias, rate, lower_bound)[None, :]
-            state = add_write(state, write, k, unit_factor(k))
+            state = add_write(state, write, k[None, :], unit_factor(k))
         tl.store(state_ptr + state_at, state, mask=is_state)
 
 

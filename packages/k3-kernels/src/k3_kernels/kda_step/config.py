@@ -53,9 +53,9 @@ def choose_decode_blocks(num_k: int, num_v: int, num_states: int) -> StepBlocks:
     One program a multiprocessor or less: as much of a state as 16 warps hold. More: small blocks,
     so that several programs share a multiprocessor and one's loads overlap another's arithmetic.
     """
-    width = block_width(num_k)
-    values = min(16384 // width if num_states <= ONE_WAVE else 32, block_width(num_v))
-    return StepBlocks(values, warps_for(values * width, 32))
+    width, is_few = block_width(num_k), num_states <= ONE_WAVE
+    values = min(16384 // width if is_few else 16, block_width(num_v))
+    return StepBlocks(values, warps_for(values * width, 32 if is_few else 16))
 
 
 def warps_for(num_values: int, values_per_thread: int) -> int:

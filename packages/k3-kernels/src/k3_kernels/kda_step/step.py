@@ -101,7 +101,9 @@ def step_kernel(
         q_factor, k_factor = unit_factor(q) * scale, unit_factor(k)
         kq = tl.sum(k * q, 0) * q_factor * k_factor
         decay = decay_of(gate, bias, rate, lower_bound)
-        state, write, o = advance(state, q, k, v, decay, beta, q_factor, k_factor, kq)
+        state, write, o = advance(
+            state, q[None, :], k[None, :], v, decay[None, :], beta, q_factor, k_factor, kq
+        )
         o = tl.where(is_live, o, 0.0).to(o_ptr.dtype.element_ty)
         tl.store(o_ptr + w * (num_heads * V), o, mask=is_value)
         if HAS_WRITES:

@@ -32,19 +32,33 @@ def unit_factor(x):
 
 
 @triton.jit
+def over_keys(x):
+    """The sum of each row, [V], of [V, K] or of [V, J, K / J], whose J is summed first: it lies in
+    one thread, which leaves less to exchange."""
+    if len(x.shape) == 3:
+        x = tl.sum(x, 1)
+    return tl.sum(x, 1)
+
+
+@triton.jit
 def add_write(state, write, k, k_factor):
-    return state + (write * k_factor)[:, None] * k[None, :]
+    """State [V, K] or [V, J, K / J] plus the outer product; k has a leading dimension of 1."""
+    write = (write * k_factor)[:, None]
+    if len(state.shape) == 3:
+        write = write[:, :, None]
+    return state + write * k
 
 
 @triton.jit
 def advance(state, q, k, v, decay, beta, q_factor, k_factor, kq):
-    """State [V, K] after the token, its write u [V] and o [V].
+    """State [V, K] or [V, J, K / J] after the token, its write u [V] and o [V].
 
-    q and k are not normalised: their factors multiply the products, so that the sums over V x K
-    need not wait for them; kq is the product of the normalised two. Both reads are of the decayed
-    state, one pass: S q after the write is S q + u (k q).
+    q, k and decay have the state's shape, with 1 for V. q and k are not normalised: their factors
+    multiply the products, so that the sums over V x K need not wait for them; kq is the product of
+    the normalised two. Both reads are of the decayed state, one pass: S q after the write is
+    S q + u (k q).
     """
-    state *= decay[None, :]
-    write = beta * (v - tl.sum(state * k[None, :], 1) * k_factor)
-    o = tl.sum(state * q[None, :], 1) * q_factor + write * kq
+    state *= decay
+    write = beta * (v - over_keys(state * k) * k_factor)
+    o = over_keys(state * q) * q_factor + write * kq
     return add_write(state, write, k, k_factor), write, o

@@ -109,6 +109,41 @@ def mla_decode_kernel(
 
 
 @triton.jit
+def sum_pieces(
+    part_ptr,
+    lse_ptr,
+    row,
+    is_row,
+    c,
+    splits,
+    C: tl.constexpr,
+    SPAD: tl.constexpr,
+    BS: tl.constexpr,
+):
+    """The pieces of `row` [BM] (a sequence and head each) weighted by 2^lse, at the values `c`:
+    [BM, BC] in float32, zeros for no pieces. BS pieces at a time are read side by side."""
+    s = tl.arange(0, SPAD)[None, :]
+    first_piece = row[:, None] * splits
+    is_piece = is_row[:, None] & (s < splits)
+    lse = tl.load(lse_ptr + first_piece + s, mask=is_piece, other=-float("inf"))
+    top = tl.max(lse, axis=1)[:, None]
+    top = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(tl.exp2(lse - top), axis=1)[:, None]
+    acc = tl.zeros((row.shape[0], c.shape[0]), tl.float32)
+    for first in range(0, splits, BS):
+        i = first + tl.arange(0, BS)[None, :]
+        is_own = is_row[:, None] & (i < splits)
+        own = tl.load(lse_ptr + first_piece + i, mask=is_own, other=-float("inf"))
+        weight = tl.exp2(own - top)[:, :, None]
+        # What an empty piece left behind is not zero but unwritten.
+        mask = (weight > 0.0) & (c < C)[None, None, :]
+        part_at = part_ptr + (first_piece + i)[:, :, None] * C + c[None, None, :]
+        part = tl.load(part_at, mask=mask, other=0.0)
+        acc += tl.sum(part * weight, axis=1)
+    return acc / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
 def reduce_kernel(
     part_ptr,
     lse_ptr,
@@ -120,28 +155,11 @@ def reduce_kernel(
     BC: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """Sum of the pieces of one sequence and head, weighted by 2^lse; zeros for no pieces.
-
-    A program makes BC values, BS pieces at a time, which are read side by side.
-    """
+    """`sum_pieces` of every sequence and head. A program makes BC values of one."""
     wait_for_inputs(IS_EARLY)
     num_blocks = tl.cdiv(C, BC)
-    out_row = (tl.program_id(0) // num_blocks).to(tl.int64)
+    row = (tl.program_id(0) // num_blocks).to(tl.int64) + tl.arange(0, 1)
     c = tl.program_id(0) % num_blocks * BC + tl.arange(0, BC)
-    row = out_row * splits
-    s = tl.arange(0, SPAD)
-    lse = tl.load(lse_ptr + row + s, mask=s < splits, other=-float("inf"))
-    top = tl.max(lse)
-    top = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(tl.exp2(lse - top))
-    acc = tl.zeros((BC,), tl.float32)
-    for first in range(0, splits, BS):
-        i = first + tl.arange(0, BS)
-        own = tl.load(lse_ptr + row + i, mask=i < splits, other=-float("inf"))
-        weight = tl.exp2(own - top)
-        # What an empty piece left behind is not zero but unwritten.
-        mask = (weight > 0.0)[:, None] & (c < C)[None, :]
-        part = tl.load(part_ptr + (row + i)[:, None] * C + c[None, :], mask=mask, other=0.0)
-        acc += tl.sum(part * weight[:, None], axis=0)
-    acc = acc / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + out_row * C + c, acc.to(out_ptr.dtype.element_ty), mask=c < C)
+    acc = sum_pieces(part_ptr, lse_ptr, row, row >= 0, c, splits, C, SPAD, BS)
+    out_at = out_ptr + row[:, None] * C + c[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(c < C)[None, :])

@@ -64,22 +64,9 @@ def mla_decode(
     out_BHC = torch.empty(q_latent_BHC.shape, dtype=q_latent_BHC.dtype, device=pages_PLX.device)
     if not out_BHC.numel():
         return out_BHC
-    q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM = (
-        last_contiguous(x) for x in (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM)
+    part_BHSC, lse_BHS = attend_pieces(
+        q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B, scale
     )
-    lengths_B = lengths_B.contiguous()
-    args = (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B)
-    if uses_gluon(q_latent_BHC, q_rope_BHR, pages_PLX):
-        # Its module compiles only where it runs, so only this line imports it.
-        from k3_kernels.mla_decode import gluon
-
-        num_programs = num_rows * triton.cdiv(num_heads, gluon.HEADS)
-        num_steps = page_table_BM.shape[1] * pages_PLX.shape[1] // gluon.TOKENS
-        splits = splits_in_waves(num_programs, num_steps, _processors(out_BHC.device))
-        part_BHSC, lse_BHS = _pieces(out_BHC, splits)
-        gluon.run(*args, part_BHSC, lse_BHS, scale)
-    else:
-        part_BHSC, lse_BHS = _run(*args, scale)
     splits, padded = lse_BHS.shape[2], triton.next_power_of_2(latent)
     # Few pieces are read by few programs, many by enough to fill the card with a small batch.
     block = padded if splits <= 4 else min(padded, 128)
@@ -98,6 +85,35 @@ def mla_decode(
     return out_BHC
 
 
+def attend_pieces(
+    q_latent_BHC: Tensor,
+    q_rope_BHR: Tensor,
+    pages_PLX: Tensor,
+    page_table_BM: Tensor,
+    lengths_B: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """The normalised output [B, H, S, C] of every piece and its log-sum-exp [B, H, S], base 2, in
+    float32; a piece without tokens has -inf, and an output that is not written."""
+    num_rows, num_heads, _ = q_latent_BHC.shape
+    q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM = (
+        last_contiguous(x) for x in (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM)
+    )
+    lengths_B = lengths_B.contiguous()
+    args = (q_latent_BHC, q_rope_BHR, pages_PLX, page_table_BM, lengths_B)
+    if uses_gluon(q_latent_BHC, q_rope_BHR, pages_PLX):
+        # Its module compiles only where it runs, so only this line imports it.
+        from k3_kernels.mla_decode import gluon
+
+        num_programs = num_rows * triton.cdiv(num_heads, gluon.HEADS)
+        num_steps = page_table_BM.shape[1] * pages_PLX.shape[1] // gluon.TOKENS
+        splits = splits_in_waves(num_programs, num_steps, _processors(pages_PLX.device))
+        part_BHSC, lse_BHS = _pieces(q_latent_BHC, splits)
+        gluon.run(*args, part_BHSC, lse_BHS, scale)
+        return part_BHSC, lse_BHS
+    return _run(*args, scale)
+
+
 def uses_gluon(q_latent_BHC: Tensor, q_rope_BHR: Tensor, pages_PLX: Tensor) -> bool:
     """The rule: released widths in 16 bits, pages of whole tiles that descriptors read, Hopper."""
     return (
@@ -111,10 +127,10 @@ def uses_gluon(q_latent_BHC: Tensor, q_rope_BHR: Tensor, pages_PLX: Tensor) -> b
     )
 
 
-def _pieces(out_BHC: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Room for the normalised output of every piece and its log-sum-exp, base 2."""
-    num_rows, num_heads, latent = out_BHC.shape
-    like: dict[str, Any] = {"dtype": torch.float32, "device": out_BHC.device}
+def _pieces(q_latent_BHC: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Room for the results of `attend_pieces`."""
+    num_rows, num_heads, latent = q_latent_BHC.shape
+    like: dict[str, Any] = {"dtype": torch.float32, "device": q_latent_BHC.device}
     return (
         torch.empty(num_rows, num_heads, splits, latent, **like),
         torch.empty(num_rows, num_heads, splits, **like),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DECODE_OPS = (
     "linear",
     "kda_decode",
-    "mla_decode",
+    "gated_mla_decode",
     "rms_norm",
     "attn_res",
     "depth_read",

@@ -64,7 +64,7 @@ def test_prefills_and_scored_prompts_run_as_they_are():
 
 
 def test_ops_that_wait_for_the_host_are_named():
-    assert "mla_decode.cpu" in unsafe_ops(OpSet.resolve(overrides={"kernel.mla_decode": "cpu"}))
+    assert "rms_norm.cpu" in unsafe_ops(OpSet.resolve(overrides={"kernel.rms_norm": "cpu"}))
     assert not unsafe_ops(MODEL.ops)
 
 

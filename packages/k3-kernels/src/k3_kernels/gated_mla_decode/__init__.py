@@ -1,0 +1,1 @@
+"""Decode rows of a Gated MLA layer between its projections, in three launches."""
