@@ -107,7 +107,7 @@ def gradient(trainer: Trainer) -> list[torch.Tensor]:
     sampler = trainer.sampler
     assert isinstance(sampler, RandomTokens)
     smaller = replace(sampler, num_tokens=min(sampler.num_tokens, GRADIENT_TOKENS))
-    trainer.stepper._backward(smaller.batch(0), 1.0)
+    trainer.stepper.replay(smaller.batch(0))
     grads = [p.grad for p in trainer.stepper.params if p.grad is not None]
     for parameter in trainer.stepper.params:
         parameter.grad = None

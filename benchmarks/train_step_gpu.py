@@ -157,7 +157,7 @@ def op_rows(trainer: Trainer, rate: float, repeats: int) -> list[dict[str, Any]]
     model = trainer.state.model
     batch = trainer.sampler.batch(0)
     with Recorder(model.ops) as recorder:
-        trainer.stepper._backward(batch, 1.0)
+        trainer.stepper.replay(batch)
     rows = []
     for key, calls in recorder.calls.items():
         name = key[0]
