@@ -88,6 +88,11 @@ class CurriculumSampler:
         sampler, own_step = self._at(step)
         return sampler.batch(own_step, micro)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether any of the files has pictures."""
+        return any(len(file.images) for file in self.samplers[0].files)
+
     def position(self, step: int) -> dict[str, object]:
         """Where `step` begins in the streams, as `PackedSampler.position`."""
         sampler, own_step = self._at(step)
