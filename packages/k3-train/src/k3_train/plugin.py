@@ -85,6 +85,7 @@ def k3_register_dataset() -> Iterable[Impl]:
                 "documents permuted, joined, asked about",
             ),
             ("digits", "pictures:DigitsSource", "images and clips of digits, without end"),
+            ("renders", "pictures:RendersSource", "pictures and the code that draws them"),
         )
     ]
 

@@ -11,6 +11,7 @@ share differ from its number of tokens by less than a picture.
 T tokens, I pictures, P patches.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,12 @@ class PackedSampler:
             _batch_images(parts),
         )
 
+    @property
+    def has_images(self) -> bool:
+        """Whether a file that batches take from has pictures."""
+        used = (file for file, share in zip(self.files, self.shares, strict=True) if share)
+        return any(len(file.images) for file in used)
+
     def offsets(self, step: int) -> list[int]:
         """How many tokens of each file's stream were read before `step`."""
         read = step * self._num_micro
@@ -298,10 +305,12 @@ def _batch_images(parts: Sequence[_Part]) -> BatchImages | None:
 
 
 def _content(file: TokenFile) -> dict[str, str]:
-    """What identifies the tokens of a file, and its pictures."""
+    """What identifies the tokens of a file, in whatever shards, and its pictures."""
     hashes = file.manifest["sha256"]
+    shards = [value for name, value in sorted(hashes.items()) if name.startswith("tokens.")]
+    joined = hashlib.sha256("".join(shards).encode()).hexdigest()
     pictures = {"pixels": hashes[PIXELS]} if PIXELS in hashes else {}
-    return {"sha256": hashes["tokens.bin"], **pictures}
+    return {"sha256": joined if len(shards) > 1 else shards[0], **pictures}
 
 
 def _repeats(file: TokenFile, long_tokens: int, long_repeats: int) -> npt.NDArray[np.int64]:

@@ -90,8 +90,8 @@ class CurriculumSampler:
 
     @property
     def has_images(self) -> bool:
-        """Whether any of the files has pictures."""
-        return any(len(file.images) for file in self.samplers[0].files)
+        """Whether batches of some stage have pictures."""
+        return any(sampler.has_images for sampler in self.samplers)
 
     def position(self, step: int) -> dict[str, object]:
         """Where `step` begins in the streams, as `PackedSampler.position`."""

@@ -17,7 +17,7 @@ from k3_train.data.digits import DIRECTIONS, changing_clip, draw_digit, moving_c
 from k3_train.data.documents import Interleaved, Picture, Text
 from k3_train.data.encode_pictures import encode_interleaved, encode_picture
 from k3_train.data.sampler import PackedSampler
-from k3_train.data.sources.pictures import DigitsSource
+from k3_train.data.sources.pictures import DigitsSource, RendersSource
 from k3_train.data.token_file import TokenFile, TokenFileWriter
 
 
@@ -114,6 +114,24 @@ def test_blocks_are_a_function_of_their_number_and_held_out_ones_are_others() ->
     assert kinds == {1, 4}
 
 
+def test_a_scene_is_followed_by_its_questions(tokenizer: K3Tokenizer) -> None:
+    first = RendersSource(seed=2, side=56).block(0)
+    assert first == RendersSource(seed=2, side=56).block(0)
+    orders = set()
+    for entry in first:
+        picture, *texts = entry.parts
+        assert picture.frames[0].size == (56, 56)
+        assert [text.has_loss for text in texts] == [False, True] * 3
+        code = texts[2 * entry.families.index("code") + 1].text
+        names: dict[str, Image.Image] = {}
+        exec(code, names)
+        assert names["image"].tobytes() == picture.frames[0].tobytes()
+        orders.add(entry.families)
+    assert len(orders) > 3
+    ids, _, _ = encode_interleaved(tokenizer, first[0])
+    assert ids.count(tokenizer.media_pad_id) == 4
+
+
 def test_a_file_keeps_its_pictures_and_says_when_one_byte_changed(
     digits: TokenFile, tokenizer: K3Tokenizer, tmp_path: Path
 ) -> None:
@@ -176,6 +194,19 @@ def test_the_place_in_the_data_names_the_pictures(digits: TokenFile) -> None:
     assert place["streams"] == {
         "digits": {"offset": 600, "sha256": hashes["tokens.bin"], "pixels": hashes["pixels.bin"]}
     }
+
+
+def test_the_place_in_a_file_of_shards_is_named_too(tmp_path: Path) -> None:
+    with TokenFileWriter(
+        tmp_path / "a", vocab_size=512, has_mask=False, sources={}, shard_tokens=5
+    ) as out:
+        for _ in range(3):
+            out.add(range(6), [6])
+    file = TokenFile.open(tmp_path / "a")
+    (stream,) = PackedSampler([file], [1], 4, 4, seed=0).position(1)["streams"].values()
+    assert stream["offset"] == 4
+    assert len(stream["sha256"]) == 64
+    assert stream["sha256"] not in file.manifest["sha256"].values()
 
 
 def test_pictures_longer_than_a_piece_or_a_batch_are_refused(digits: TokenFile) -> None:
