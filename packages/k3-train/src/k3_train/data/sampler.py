@@ -2,11 +2,11 @@
 
 Each source is an endless stream: epoch after epoch, its pieces (documents, cut at `max_seq_len`)
 in a permutation that depends on seed, source and epoch only; long documents may come several times
-an epoch. A batch takes a fixed share of
-tokens from every source; a piece that the batch's end cuts goes on, as its own sequence, in the
-next batch. Every token of an epoch is therefore seen exactly once, or as often as its document.
-No end cuts a picture: one that would be cut comes whole in the next piece or batch, which makes a
-share differ from its number of tokens by less than a picture.
+an epoch. A batch takes a fixed share of tokens from every source; a piece that the batch's end cuts
+goes on, as its own sequence, in the next batch. Every token of an epoch is therefore seen exactly
+once, or as often as its document. No end cuts a picture: one that would be cut comes whole in the
+next piece or batch, so that what a batch has of a source differs from its share by less than a
+picture.
 
 T tokens, I pictures, P patches.
 """
@@ -74,7 +74,7 @@ class Batch:
 
 
 class PackedSampler:
-    """Batches of exactly `tokens_per_batch` tokens from weighted token files.
+    """Batches of `tokens_per_batch` tokens, exactly where no picture is, from weighted token files.
 
     `weights` are shares of tokens (any scale); shares of a batch are whole numbers by largest
     remainder, so the mix is exact in every batch. `num_micro` is the number of micro-batches of
