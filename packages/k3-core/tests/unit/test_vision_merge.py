@@ -8,6 +8,7 @@ from k3_core.vision import (
     expand_ids,
     expand_labels,
     expand_placeholders,
+    fill_placeholders,
     merge_batch,
     split_items,
 )
@@ -33,6 +34,14 @@ def test_one_sequence() -> None:
     assert len(expansion) == 6
     labels = expand_labels(torch.tensor([1, 2, 3, 4]), expansion)
     assert labels.tolist() == [1, -100, -100, -100, 3, -100]
+
+
+def test_expanded_ids_take_the_features_end_to_end() -> None:
+    ids = torch.tensor([5, 9, 9, 9, 6, 9])
+    filled = fill_placeholders(ids, embed(ids), [item(20, 3), item(30, 1)], MEDIA)
+    assert filled[:, 0].tolist() == [5, 20, 21, 22, 6, 30]
+    with pytest.raises(VisionInputError, match=r"4 placeholders .* for 3 positions of 1 images"):
+        fill_placeholders(ids, embed(ids), [item(20, 3)], MEDIA)
 
 
 def test_text_without_images_stays_as_it_is() -> None:

@@ -84,13 +84,15 @@ def k3_register_dataset() -> Iterable[Impl]:
                 "long:LongDocumentsSource",
                 "documents permuted, joined, asked about",
             ),
+            ("digits", "pictures:DigitsSource", "images and clips of digits, without end"),
+            ("renders", "pictures:RendersSource", "pictures and the code that draws them"),
         )
     ]
 
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """Guard, QK-Clip (`optim.qk_clip_tau`), stages, diagnostics for the report, clamped SwiGLU."""
+    """Guard, QK-Clip, stages, diagnostics for the report, clamped SwiGLU, accounting, norms."""
     return [
         _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
         _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
@@ -112,6 +114,12 @@ def k3_register_trainer_event() -> Iterable[Impl]:
             "source_tokens",
             "events.source_tokens:SourceTokens",
             "tokens and epochs by source in the rows",
+        ),
+        _impl(
+            "trainer_event",
+            "tower_norms",
+            "events.tower_norms:TowerNorms",
+            "gradient norms of text, vision and projector",
         ),
     ]
 

@@ -9,7 +9,7 @@ from k3_core.config import K3Config, tensor_manifest
 from k3_core.model import K3ForConditionalGeneration
 from k3_train.optim.roles import assign_roles
 
-PRESETS = ["k3", "k3-mini", "k3-nano", "k3-test"]
+PRESETS = ["k3", "k3-mini", "k3-nano", "k3-test", "k3-test-vision"]
 
 
 def stacked_shapes(config):

@@ -9,6 +9,7 @@ _SUMMARIES = {
     "k3-mini": "1B parameters, 0.15B active: speed is measured here",
     "k3-nano": "the bundled model, under 12 MB",
     "k3-test": "under 1M parameters, for tests",
+    "k3-test-vision": "k3-test with a small vision tower, for first runs with pictures",
 }
 
 

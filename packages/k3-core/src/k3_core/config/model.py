@@ -122,7 +122,7 @@ class K3Config(ConfigPart):
 
     @classmethod
     def preset(cls, name: str) -> K3Config:
-        """A named configuration: k3, k3-mini, k3-nano, k3-test or one of a plugin."""
+        """A named configuration: k3, k3-mini, k3-nano, k3-test, k3-test-vision or a plugin's."""
         from .presets import load_preset
 
         return load_preset(name)

@@ -1,4 +1,4 @@
-"""Named configurations (design 9): k3, k3-mini, k3-nano, k3-test."""
+"""Named configurations (design 9): k3, k3-mini, k3-nano, k3-test, k3-test-vision."""
 
 from __future__ import annotations
 
@@ -166,7 +166,28 @@ def k3_nano() -> K3Config:
 
 def k3_test() -> K3Config:
     """A KDA layer with the dense MLP and a Gated MLA layer with experts: for tests, first runs."""
-    text = _text(
+    return _model(_test_text(), None)
+
+
+def k3_test_vision() -> K3Config:
+    """k3-test on a small vision tower: for first runs with pictures."""
+    text = _test_text()
+    vision = VisionConfig(
+        vt_hidden_size=64,
+        vt_num_hidden_layers=2,
+        vt_num_attention_heads=2,
+        vt_intermediate_size=128,
+        qkv_hidden_size=64,
+        mm_hidden_size=64,
+        text_hidden_size=text.hidden_size,
+        init_pos_emb_height=4,
+        init_pos_emb_width=4,
+    )
+    return _model(text, vision)
+
+
+def _test_text() -> TextConfig:
+    return _text(
         256,
         hidden_size=64,
         intermediate_size=128,
@@ -185,4 +206,3 @@ def k3_test() -> K3Config:
         routed_expert_hidden_size=32,
         attn_res_block_size=1,
     )
-    return _model(text, None)

@@ -131,10 +131,24 @@ def _background(background: Background, height: int, width: int) -> NDArray[np.f
 
 
 def to_patches(rgb: NDArray[np.uint8], plan: ResizePlan, settings: ImageSettings) -> Tensor:
-    """Pads [Y, X, 3] with zeros, normalises, and cuts row by row into [P, 3, H, W] float32."""
+    """Pads [Y, X, 3] with zeros, cuts it, and normalises: [P, 3, H, W] float32."""
+    return normalized(torch.from_numpy(cut_patches(rgb, plan, settings)), settings)
+
+
+def cut_patches(
+    rgb: NDArray[np.uint8], plan: ResizePlan, settings: ImageSettings
+) -> NDArray[np.uint8]:
+    """Pads [Y, X, 3] with zeros and cuts it row by row into [P, 3, H, W]: what is worth storing."""
     padded = np.pad(rgb, ((0, plan.pad_height), (0, plan.pad_width), (0, 0)))
-    mean, std = (np.array(v, np.float32) for v in (settings.image_mean, settings.image_std))
-    values = (padded.astype(np.float32) / np.float32(255) - mean) / std
     patch = settings.patch_size
-    cut = values.reshape(plan.grid_h, patch, plan.grid_w, patch, 3).transpose(0, 2, 4, 1, 3)
-    return torch.from_numpy(np.ascontiguousarray(cut).reshape(-1, 3, patch, patch))
+    cut = padded.reshape(plan.grid_h, patch, plan.grid_w, patch, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(cut).reshape(-1, 3, patch, patch)
+
+
+def normalized(patches_P3HW: Tensor, settings: ImageSettings = RELEASED) -> Tensor:
+    """What the tower reads, float32 [P, 3, H, W], of patches in 0..255, on their device."""
+    mean_311, std_311 = (
+        torch.tensor(values, dtype=torch.float32, device=patches_P3HW.device)[:, None, None]
+        for values in (settings.image_mean, settings.image_std)
+    )
+    return (patches_P3HW.to(torch.float32) / 255 - mean_311) / std_311

@@ -2,7 +2,7 @@
 
 The one input that training, prefill, decode and mixed batches share (design 4). T packed
 tokens, N sequences, N1 = N + 1, E checkpoints, H heads, V and K head dims, C channels, J = W - 1
-inputs that a convolution of W taps remembers.
+inputs that a convolution of W taps remembers. P patches, I images.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,15 @@ class Checkpoints(Protocol):
         ...
 
 
+class PackedImages(NamedTuple):
+    """The images and video chunks of a packed batch, in the order of its tokens."""
+
+    pixel_values: Tensor
+    """Patches [P, 3, height, width] in [-1, 1], on any device."""
+    grid_thws: Tensor
+    """Integers [I, 3]: frames, rows and columns of patches."""
+
+
 @dataclass(frozen=True)
 class SequenceBatch:
     """N sequences laid one after the other in a packed batch of T tokens.
@@ -91,6 +100,8 @@ class SequenceBatch:
     is_counted_T: Tensor | None = None
     """Bool, False at tokens of a training batch that only fill it up, which load balancing does not
     count. None counts all."""
+    images: PackedImages | None = None
+    """Pictures among the tokens, whose ids hold the placeholder once for each position of one."""
     found: dict[str, Any] = field(default_factory=dict)
     """What a cache looks up once for all layers of the forward, by names of its own."""
 
@@ -108,6 +119,7 @@ class SequenceBatch:
         checkpoints: Checkpoints | None = None,
         is_verify: bool = False,
         is_counted_T: Tensor | None = None,
+        images: PackedImages | None = None,
     ) -> SequenceBatch:
         """Build a batch from host lengths.
 
@@ -135,6 +147,7 @@ class SequenceBatch:
             checkpoints=checkpoints,
             is_verify=is_verify,
             is_counted_T=is_counted_T,
+            images=images,
         )
 
     @classmethod

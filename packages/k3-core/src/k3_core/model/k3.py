@@ -25,7 +25,14 @@ from k3_core.model.parts import Parts
 from k3_core.model.training import training_loss
 from k3_core.modules import Linear
 from k3_core.moe.experts import ExpertBank
-from k3_core.vision import Projector, VisionTower, encode_images, expand_placeholders, merge_batch
+from k3_core.vision import (
+    Projector,
+    VisionTower,
+    encode_images,
+    expand_placeholders,
+    fill_placeholders,
+    merge_batch,
+)
 
 if TYPE_CHECKING:
     from k3_core.cache.contiguous import ContiguousCache
@@ -193,7 +200,7 @@ class K3ForConditionalGeneration(nn.Module):
         if batch.cache is not None:
             batch.cache.check_room(batch.total_lengths)
         if inputs_embeds_TD is None:
-            inputs_embeds_TD = decoder.embed(self._checked_ids(input_ids_T, batch))
+            inputs_embeds_TD = self._embed_packed(self._checked_ids(input_ids_T, batch), batch)
         elif len(inputs_embeds_TD) != batch.num_tokens:
             raise ValueError(
                 f"{len(inputs_embeds_TD)} embeddings for a batch of {batch.num_tokens} tokens"
@@ -267,6 +274,14 @@ class K3ForConditionalGeneration(nn.Module):
             return embeds_TD
         features = self.encode_images(pixel_values, grid_thws)
         return expand_placeholders(input_ids_T, embeds_TD, features, self._placeholder)[0]
+
+    def _embed_packed(self, input_ids_T: Tensor, batch: SequenceBatch) -> Tensor:
+        """Embeddings [T, D] of packed ids, the batch's pictures at their placeholders."""
+        embeds_TD = self.language_model.model.embed(input_ids_T)
+        if batch.images is None:
+            return embeds_TD
+        features = self.encode_images(*batch.images)
+        return fill_placeholders(input_ids_T, embeds_TD, features, self._placeholder)
 
     @property
     def _placeholder(self) -> int:

@@ -7,6 +7,7 @@ from k3_core.vision.merge import (
     expand_ids,
     expand_labels,
     expand_placeholders,
+    fill_placeholders,
     merge_batch,
     split_items,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "expand_ids",
     "expand_labels",
     "expand_placeholders",
+    "fill_placeholders",
     "merge_batch",
     "split_items",
 ]

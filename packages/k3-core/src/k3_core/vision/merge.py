@@ -62,11 +62,28 @@ def expand_placeholders(
     dtype. Raises `VisionInputError` when placeholders and items differ in number.
     """
     expansion = expand_ids(input_ids_T, [item.shape[0] for item in features], placeholder_id)
-    embeds_XD = embeds_TD[expansion.index_X]
+    ids_X, embeds_XD = input_ids_T[expansion.index_X], embeds_TD[expansion.index_X]
     if features:
-        where = expansion.is_media_X.nonzero(as_tuple=True)
-        embeds_XD = embeds_XD.index_put(where, torch.cat(list(features)).to(embeds_XD))
+        embeds_XD = fill_placeholders(ids_X, embeds_XD, features, placeholder_id)
     return embeds_XD, expansion
+
+
+def fill_placeholders(
+    input_ids_X: Tensor, embeds_XD: Tensor, features: Sequence[Tensor], placeholder_id: int
+) -> Tensor:
+    """Embeddings [X, D] with the features end to end where the expanded ids are placeholders.
+
+    Gradients reach both. Features are cast to the embeddings' dtype. Raises `VisionInputError`
+    when there are not as many placeholders as features.
+    """
+    features_MD = torch.cat(list(features)).to(embeds_XD)
+    where = (input_ids_X == placeholder_id).nonzero(as_tuple=True)
+    if len(where[0]) != len(features_MD):
+        raise VisionInputError(
+            f"{len(where[0])} placeholders (id {placeholder_id}) for {len(features_MD)} positions "
+            f"of {len(features)} images; repeat each image's placeholder once a position, in order"
+        )
+    return embeds_XD.index_put(where, features_MD)
 
 
 def expand_labels(labels_T: Tensor, expansion: Expansion, ignore_index: int = -100) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from k3_core.config import K3Config, count_parameters, tensor_manifest
 from k3_core.errors import K3Error
 
-NAMES = ["k3", "k3-mini", "k3-nano", "k3-test"]
+NAMES = ["k3", "k3-mini", "k3-nano", "k3-test", "k3-test-vision"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,5 +65,5 @@ def test_k3_test_is_small():
 
 
 def test_unknown_preset_lists_the_known_ones():
-    with pytest.raises(K3Error, match=r"'k4'.*k3, k3-mini, k3-nano, k3-test"):
+    with pytest.raises(K3Error, match=r"'k4'.*k3, k3-mini, k3-nano, k3-test, k3-test-vision"):
         K3Config.preset("k4")

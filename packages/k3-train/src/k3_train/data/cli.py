@@ -189,6 +189,7 @@ def _print_row(name: str, row: Any) -> None:
     print(
         f"{name}: {num_tokens:,} tokens in {num_documents:,} documents "
         f"({num_tokens / num_documents:.0f} each), loss on {row['num_loss_tokens']:,}"
+        + (f", {row['images']['count']:,} pictures" if "images" in row else "")
     )
 
 

@@ -59,11 +59,14 @@ def build_corpus(
         vocab_size=tokenizer.vocab_size,
         has_mask=first.mask is not None,
         has_names=bool(first.names),
+        has_images=bool(first.images),
         sources=sources,
         shard_tokens=shard_tokens,
     ) as writer:
         for batch in chain([first], batches):
-            writer.add(batch.ids, batch.lengths, batch.mask, batch.names or None)
+            writer.add(
+                batch.ids, batch.lengths, batch.mask, batch.names or None, images=batch.images
+            )
             questions.update(batch.questions)
             progress(writer.num_tokens, writer.num_documents)
             if num_tokens and writer.num_tokens >= num_tokens:

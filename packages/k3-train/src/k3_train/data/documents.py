@@ -1,16 +1,21 @@
 """What a data source yields, and what the source itself is (report 6, training 4).
 
 A `Document` is raw text that cleaning may drop; an `Example` and a `Conversation` are generated
-and carry loss on a part of their tokens only.
+and carry loss on a part of their tokens only, as does text `Interleaved` with pictures.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from k3_train.data.conversations import Conversation
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,34 @@ class Example:
     families: tuple[str, ...] = ()
 
 
-Entry = Document | Example | Conversation
+@dataclass(frozen=True)
+class Text:
+    """A piece of text between pictures. has_loss: on predicting it."""
+
+    text: str
+    has_loss: bool
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One item of the vision tower: an image, or up to four frames of a clip of one size.
+
+    seconds: when a clip starts in its video; None for an image.
+    """
+
+    frames: tuple[Image.Image, ...]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Text and pictures in any order; `families` says what it trains."""
+
+    parts: tuple[Text | Picture, ...]
+    families: tuple[str, ...] = ()
+
+
+Entry = Document | Example | Conversation | Interleaved
 
 
 @runtime_checkable

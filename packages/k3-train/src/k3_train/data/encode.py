@@ -13,7 +13,9 @@ import numpy.typing as npt
 from k3_core.tokenizer import K3Tokenizer
 from k3_core.xtml import render_training
 from k3_train.data.conversations import Conversation
-from k3_train.data.documents import Document, Entry, Example, Generator
+from k3_train.data.documents import Document, Entry, Example, Generator, Interleaved
+from k3_train.data.encode_pictures import encode_interleaved
+from k3_train.data.image_store import EncodedPicture
 from k3_train.data.ordered import ordered_map
 
 BATCH_ENTRIES = 200
@@ -27,7 +29,7 @@ class EncodedBatch:
     """Documents end to end: ids, their lengths, and 1 in the mask where there is loss.
 
     `mask` is None when all of it carries loss. `names` has (name, sha256) of documents,
-    `questions` counts the families of generated ones.
+    `questions` counts the families of generated ones. The spans of `images` are in `ids`.
     """
 
     ids: npt.NDArray[np.uint32]
@@ -35,6 +37,7 @@ class EncodedBatch:
     mask: npt.NDArray[np.uint8] | None
     names: list[tuple[str, str]] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
+    images: list[EncodedPicture] = field(default_factory=list)
 
 
 class CachedTokenizer(K3Tokenizer):
@@ -51,18 +54,22 @@ class CachedTokenizer(K3Tokenizer):
         return self._cached(text, allow_special)
 
 
-def encode_entry(tokenizer: K3Tokenizer, entry: Entry) -> tuple[list[int], list[int] | None]:
-    """(ids, mask) of one entry: a document is `[BOS] text [EOS]` with loss on all of it.
+def encode_entry(
+    tokenizer: K3Tokenizer, entry: Entry
+) -> tuple[list[int], list[int] | None, list[EncodedPicture]]:
+    """(ids, mask, pictures) of one entry: a document is `[BOS] text [EOS]`, all of it with loss.
 
     An example has loss on its answer and [EOS], a conversation on what the assistant writes.
     """
     if isinstance(entry, Document):
-        return [tokenizer.bos_id, *tokenizer.encode(entry.text), tokenizer.eos_id], None
+        return [tokenizer.bos_id, *tokenizer.encode(entry.text), tokenizer.eos_id], None, []
     if isinstance(entry, Example):
         prompt = [tokenizer.bos_id, *tokenizer.encode(entry.prompt)]
         answer = [*tokenizer.encode(entry.answer), tokenizer.eos_id]
-        return prompt + answer, [0] * len(prompt) + [1] * len(answer)
-    return render(tokenizer, entry)
+        return prompt + answer, [0] * len(prompt) + [1] * len(answer), []
+    if isinstance(entry, Interleaved):
+        return encode_interleaved(tokenizer, entry)
+    return *render(tokenizer, entry), []
 
 
 def render(tokenizer: K3Tokenizer, talk: Conversation) -> tuple[list[int], list[int]]:
@@ -81,9 +88,11 @@ def encode_batch(tokenizer: K3Tokenizer, entries: Iterable[Entry]) -> EncodedBat
     """One batch of entries of one kind."""
     ids: list[npt.NDArray[np.uint32]] = []
     mask: list[npt.NDArray[np.uint8]] = []
-    batch = EncodedBatch(np.empty(0, np.uint32), [], None)
+    batch, num_tokens = EncodedBatch(np.empty(0, np.uint32), [], None), 0
     for entry in entries:
-        some_ids, some_mask = encode_entry(tokenizer, entry)
+        some_ids, some_mask, pictures = encode_entry(tokenizer, entry)
+        batch.images += [one.moved(num_tokens) for one in pictures]
+        num_tokens += len(some_ids)
         ids.append(np.array(some_ids, np.uint32))
         if some_mask is not None:
             mask.append(np.array(some_mask, np.uint8))

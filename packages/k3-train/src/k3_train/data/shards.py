@@ -1,10 +1,27 @@
-"""Several arrays read as one, without joining them."""
+"""Arrays in files: mapped one by one, or several read as one without joining them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from k3_core.errors import K3Error
+
+
+def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A read-only memory map of the whole file; K3Error when its size is another."""
+    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = path.stat().st_size if path.is_file() else -1
+    if size != expected:
+        raise K3Error(
+            f"{path} has {max(size, 0)} bytes, the manifest asks for {expected}: "
+            "the file was cut off or is missing, build it again"
+        )
+    return (
+        np.memmap(path, dtype=dtype, mode="r", shape=shape) if expected else np.zeros(shape, dtype)
+    )
 
 
 class ShardedArray:

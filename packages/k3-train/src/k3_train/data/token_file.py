@@ -4,8 +4,9 @@ A token file is a folder: `manifest.json` (format, dtype, counts, sha256 of ever
 vocabulary), `tokens.bin` (uint16 or uint32), `documents.bin` (uint64, `num_documents + 1` offsets
 into the tokens) and, when some targets carry no loss, `mask.bin` (uint8, 1 = loss on predicting
 this token). Where the documents have names, `names.jsonl` has `[name, sha256 of the source]` of
-each. A large file is in shards (`tokens.00000.bin`, ..., and the mask likewise) that hold whole
-documents; the manifest lists their sizes.
+each. Pictures are in `images.bin` and `pixels.bin` (`k3_train.data.image_store`). A large file is
+in shards (`tokens.00000.bin`, ..., and the mask likewise) that hold whole documents; the manifest
+lists their sizes.
 """
 
 import hashlib
@@ -23,7 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from k3_core.errors import K3Error
-from k3_train.data.shards import ShardedArray
+from k3_train.data.image_store import (
+    IMAGES,
+    PIXELS,
+    EncodedPicture,
+    ImageStore,
+    ImageStoreWriter,
+)
+from k3_train.data.shards import ShardedArray, map_array
 
 FORMAT = "k3-tokens/1"
 MANIFEST = "manifest.json"
@@ -41,6 +49,7 @@ class TokenFile:
     tokens: npt.NDArray[np.unsignedinteger] | ShardedArray
     mask: npt.NDArray[np.uint8] | ShardedArray | None
     documents: npt.NDArray[np.int64]
+    images: ImageStore
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenFile":
@@ -60,10 +69,10 @@ class TokenFile:
             )
         num_documents = manifest["num_documents"]
         tokens = _map_part(path, "tokens", manifest["dtype"], manifest)
-        documents = _map(path / OFFSETS, "uint64", num_documents + 1).astype(np.int64)
+        documents = map_array(path / OFFSETS, "uint64", (num_documents + 1,)).astype(np.int64)
         has_mask = any(name.startswith("mask.") for name in manifest["sha256"])
         mask = _map_part(path, "mask", "uint8", manifest) if has_mask else None
-        return cls(path, manifest, tokens, mask, documents)
+        return cls(path, manifest, tokens, mask, documents, ImageStore.open(path, manifest))
 
     @property
     def num_tokens(self) -> int:
@@ -124,6 +133,7 @@ class TokenFileWriter:
         has_mask: bool,
         sources: Mapping[str, Any],
         has_names: bool = False,
+        has_images: bool = False,
         shard_tokens: int | None = None,
     ) -> None:
         self.path = Path(path)
@@ -134,7 +144,8 @@ class TokenFileWriter:
         self._offsets = array("Q", [0])
         self._num_loss = 0
         self._draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        self._has_mask, self._has_names = has_mask, has_names
+        self._has_mask, self._has_names, self._has_images = has_mask, has_names, has_images
+        self._images: ImageStoreWriter | None = None
         self._shard_tokens = shard_tokens
         self._shards: list[int] = []
         self._names: list[str] = []
@@ -146,6 +157,9 @@ class TokenFileWriter:
         self._open_shard()
         if self._has_names:
             self._open("names", NAMES)
+        if self._has_images:
+            self._images = ImageStoreWriter(self._draft)
+            self._names += [IMAGES, PIXELS]
         return self
 
     def __exit__(
@@ -156,6 +170,8 @@ class TokenFileWriter:
     ) -> None:
         for part in self._parts.values():
             part.close()
+        if self._images is not None:
+            self._images.close()
         try:
             if kind is None:
                 self._publish()
@@ -168,10 +184,12 @@ class TokenFileWriter:
         lengths: Iterable[int],
         mask: npt.ArrayLike | None = None,
         names: Sequence[tuple[str, str]] | None = None,
+        images: Sequence[EncodedPicture] = (),
     ) -> None:
         """Append documents of `lengths` tokens; `tokens` (and `mask`) hold them end to end.
 
-        `names` has the name of each document and the sha256 of its source.
+        `names` has the name of each document and the sha256 of its source, `images` their pictures
+        with spans in `tokens`, in order.
         """
         ids = np.asarray(tokens)
         lengths = list(lengths)
@@ -192,6 +210,10 @@ class TokenFileWriter:
             self._num_loss += int(flags.sum())
         else:
             self._num_loss += len(ids)
+        if images and self._images is None:
+            raise K3Error("pictures are given exactly when the file is made with has_images=True")
+        if self._images is not None:
+            self._images.add(images, self.num_tokens)
         self._parts["tokens"].write(ids.astype(self._dtype).tobytes())
         for name in names or ():
             self._parts["names"].write((json.dumps(name) + "\n").encode())
@@ -240,6 +262,7 @@ class TokenFileWriter:
             "num_loss_tokens": self._num_loss,
             "num_documents": self.num_documents,
             **({"shards": self._shards} if self._shard_tokens else {}),
+            **({"images": self._images.publish()} if self._images is not None else {}),
             "sha256": {name: _sha256(self._draft / name) for name in (*self._names, OFFSETS)},
             "sources": self._sources,
         }
@@ -256,23 +279,10 @@ def _map_part(
 ) -> npt.NDArray[Any] | ShardedArray:
     sizes = manifest.get("shards")
     if sizes is None:
-        return _map(path / f"{part}.bin", dtype, manifest["num_tokens"])
+        return map_array(path / f"{part}.bin", dtype, (manifest["num_tokens"],))
     return ShardedArray(
-        [_map(path / f"{part}.{i:05d}.bin", dtype, size) for i, size in enumerate(sizes)]
+        [map_array(path / f"{part}.{i:05d}.bin", dtype, (n,)) for i, n in enumerate(sizes)]
     )
-
-
-def _map(path: Path, dtype: str, count: int) -> npt.NDArray[Any]:
-    expected = count * np.dtype(dtype).itemsize
-    size = path.stat().st_size if path.is_file() else -1
-    if size != expected:
-        raise K3Error(
-            f"{path} has {max(size, 0)} bytes, the manifest asks for {expected}: "
-            "the file was cut off or is missing, build it again"
-        )
-    if count == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
 
 def _sha256(path: Path) -> str:

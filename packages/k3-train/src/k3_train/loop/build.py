@@ -71,7 +71,7 @@ def build_trainer(config: TrainConfig, sampler: Sampler, folder: Path) -> Traine
         newton_schulz=_load("kernel", "newton_schulz", device, config),
     )
     stepper = Stepper(
-        TrainState(model, optimizer, balancer, events=_events(config, memory)),
+        TrainState(model, optimizer, balancer, events=_events(config, memory, sampler)),
         device=device,
         clip_norm=config.optim.clip_norm,
         mtp_weight=config.model.mtp_weight if text.num_nextn_predict_layers else 0.0,
@@ -149,13 +149,14 @@ def _observe(routers: list[Any], balancer: Balancer, loads: LoadTracker) -> None
         router.observer = observer
 
 
-def _events(config: TrainConfig, memory: Scopes) -> Events:
+def _events(config: TrainConfig, memory: Scopes, sampler: Sampler) -> Events:
     is_guarded = (config.guard.nonfinite, config.guard.spike) != ("off", "off")
     # The guard comes first: what it skips, the others do not take for a step.
     own = {
         "guard": is_guarded,
         "qk_clip": bool(config.optim.qk_clip_tau),
         "stages": bool(config.curriculum),
+        "tower_norms": getattr(sampler, "has_images", False),
     }
     wanted = tuple(name for name in own if own[name] and name not in config.run.events)
     chosen = {"trainer_event": wanted + config.run.events, "logger": config.run.loggers}

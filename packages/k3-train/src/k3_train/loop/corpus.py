@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from k3_core.config import ConfigError
+from k3_core.config import ConfigError, VisionConfig
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import TrainConfig
 from k3_train.data.sampler import PackedSampler
@@ -70,6 +70,25 @@ def open_tokenizer(folder: Path, vocab_size: int) -> K3Tokenizer:
             "Build the data with the base tokens of the model (its ids less 256).",
         )
     return tokenizer
+
+
+def check_pictures(sampler: CurriculumSampler, vision: VisionConfig | None) -> None:
+    """ConfigError when the data has pictures that the model's vision tower cannot read."""
+    if not sampler.has_images:
+        return
+    if vision is None:
+        raise ConfigError(
+            "data.path",
+            "its batches have pictures, the model has no vision tower",
+            "Choose a model with one, such as k3-test-vision, or give these files no weight.",
+        )
+    described = [file.manifest.get("images", {}) for file in sampler.samplers[0].files]
+    if sizes := {one["patch_size"] for one in described if one} - {vision.patch_size}:
+        raise ConfigError(
+            "data.path",
+            f"its patches have sides of {sorted(sizes)} pixels, the model's of {vision.patch_size}",
+            "Train a model with a vision_config.patch_size that fits.",
+        )
 
 
 def build_default(folder: Path, vocab_size: int) -> None:

@@ -88,6 +88,11 @@ class CurriculumSampler:
         sampler, own_step = self._at(step)
         return sampler.batch(own_step, micro)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether batches of some stage have pictures."""
+        return any(sampler.has_images for sampler in self.samplers)
+
     def position(self, step: int) -> dict[str, object]:
         """Where `step` begins in the streams, as `PackedSampler.position`."""
         sampler, own_step = self._at(step)

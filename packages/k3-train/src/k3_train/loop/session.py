@@ -13,7 +13,7 @@ from k3_core.model import K3ForConditionalGeneration
 from k3_core.tokenizer import K3Tokenizer
 from k3_train.config import DEFAULT_HORIZON, TrainConfig, load_train_config, write_toml
 from k3_train.loop.build import build_schedule, build_trainer, model_config
-from k3_train.loop.corpus import build_default, open_sampler, open_tokenizer
+from k3_train.loop.corpus import build_default, check_pictures, open_sampler, open_tokenizer
 from k3_train.loop.curriculum import Curriculum
 from k3_train.loop.environment import write_environment
 from k3_train.loop.progress import make_reporter
@@ -39,7 +39,9 @@ class Session:
         if not config.data.path:
             build_default(data, vocab_size)
         self.tokenizer = open_tokenizer(data, vocab_size)
-        self.trainer: Trainer = build_trainer(config, open_sampler(config, data), folder)
+        sampler = open_sampler(config, data)
+        check_pictures(sampler, self.model_config.vision)
+        self.trainer: Trainer = build_trainer(config, sampler, folder)
 
     def train(self, *, steps: int | None, minutes: float | None) -> str:
         """Take `steps` more steps, or what fits in `minutes`, or what `run.steps` still asks for.

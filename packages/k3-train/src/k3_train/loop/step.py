@@ -10,9 +10,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from k3_core.model.batch import SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch
 from k3_train.loop.state import TrainState
+from k3_train.packed import packed, to_device
 from k3_train.precision import training_precision
 
 
@@ -96,9 +96,8 @@ class Stepper:
 
     def _backward(self, batch: Batch, share: float, mtp_share: float) -> dict[str, Tensor]:
         """Metrics of a micro-batch, given its shares in the two losses of the step."""
-        ids_T = self._to_device(batch.input_ids)
-        labels_T = self._to_device(batch.labels)
-        packed = SequenceBatch.from_lengths(batch.seqlens, device=self.device)
+        ids_T, labels_T = (to_device(one, self.device) for one in (batch.input_ids, batch.labels))
+        sequences = packed(batch, self.device)
         told = getattr(self.state.balancer, "share", None)
         if told is not None:
             told.fill_(share)
@@ -106,13 +105,8 @@ class Stepper:
         mtp_weight = self.mtp_weight * mtp_share / share if share else 0.0
         with training_precision(self.device):
             loss, metrics = self.state.model.training_loss(
-                ids_T, labels_T, packed, mtp_weight=mtp_weight
+                ids_T, labels_T, sequences, mtp_weight=mtp_weight
             )
         (loss * share).backward()
         shares = {"mtp_loss": mtp_share}
         return {name: value.detach() * shares.get(name, share) for name, value in metrics.items()}
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from k3_train.data.sampler import Batch
 from k3_train.events.base import TrainerEvent
 from k3_train.loop.log import drop_rows_after
 from k3_train.optim.roles import Role, assign_roles
@@ -43,7 +42,7 @@ class Diagnostics(TrainerEvent):
 
     def started(self, trainer: Trainer) -> None:
         """Draw the probe, and drop snapshots of steps that a resumed run takes again."""
-        self._batch = head_of(trainer.sampler.batch(PROBE_STEP), self.config.diagnostics.tokens)
+        self._batch = trainer.sampler.batch(PROBE_STEP).head(self.config.diagnostics.tokens)
         model = trainer.state.model
         shapes = ((name, tuple(param.shape)) for name, param in model.named_parameters())
         roles = assign_roles(shapes, model.config.text)
@@ -105,17 +104,6 @@ class Diagnostics(TrainerEvent):
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
         self._of_step, self._written = {}, step
-
-
-def head_of(batch: Batch, num_tokens: int) -> Batch:
-    """The first `num_tokens` tokens of a batch, in its sequences."""
-    lengths, left = [], num_tokens
-    for length in batch.seqlens:
-        if left:
-            lengths.append(min(length, left))
-            left -= lengths[-1]
-    taken = sum(lengths)
-    return Batch(batch.input_ids[:taken], batch.labels[:taken], tuple(lengths))
 
 
 def is_by_head(role: Role) -> bool:

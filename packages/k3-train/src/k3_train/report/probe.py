@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from k3_core.model.batch import SequenceBatch
 from k3_core.ops import OP_NAMES, OpSet
 from k3_core.ops.kda_chunk.inputs import log_decay
 from k3_core.ops.math import rms_scale
+from k3_train.packed import packed
 from k3_train.precision import training_precision
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ def probe(model: K3ForConditionalGeneration, batch: Batch) -> Probe:
     inference would be compiled for it alone. Results stay on the model's device.
     """
     result, was_training = Probe(), model.training
-    packed = SequenceBatch.from_lengths(batch.seqlens, device=model.device)
     model.eval()
     try:
         precision = training_precision(model.device)
         with _watched(model, result), torch.enable_grad(), precision:
             out = model.forward_packed(
                 batch.input_ids.to(model.device),
-                packed,
+                packed(batch, model.device),
                 output_hidden_states=True,
                 output_logits=False,
             )

@@ -16,6 +16,7 @@ from k3_core.cache.base import KDASpec
 from k3_core.model import K3ForConditionalGeneration, SequenceBatch
 from k3_train.data.sampler import IGNORE_INDEX, Batch, PackedSampler
 from k3_train.data.token_file import TokenFile
+from k3_train.packed import packed
 from k3_train.precision import training_precision
 from k3_train.study.data import heldout_files
 
@@ -56,8 +57,8 @@ def score(model: K3ForConditionalGeneration, batches: list[Batch]) -> tuple[floa
     """
     nats = correct = count = 0.0
     for batch in batches:
-        packed = SequenceBatch.from_lengths(batch.seqlens, device=model.device)
-        out = model.forward_packed(batch.input_ids.to(model.device), packed)
+        sequences = packed(batch, model.device)
+        out = model.forward_packed(batch.input_ids.to(model.device), sequences)
         assert out.logits is not None
         logits_TV = out.logits.detach().float()
         labels_T = batch.labels.to(model.device)
@@ -67,6 +68,44 @@ def score(model: K3ForConditionalGeneration, batches: list[Batch]) -> tuple[floa
         correct += int((chosen[0].argmax(-1) == chosen[1]).sum())
         count += int(kept_T.sum())
     return nats / max(1.0, count), correct / max(1.0, count)
+
+
+@torch.no_grad()
+def answer_accuracy(model: K3ForConditionalGeneration, batch: Batch) -> dict[str, float]:
+    """Share of answers that greedy decoding would give, by what they follow: image, clip or text.
+
+    An answer is a run of labels that count; it is right when every first guess in it is, given the
+    right ones before.
+    """
+    model.eval()
+    with training_precision(model.device):
+        ids_T = batch.input_ids.to(model.device)
+        logits_TV = model.forward_packed(ids_T, packed(batch, model.device)).logits
+    assert logits_TV is not None
+    is_kept_T = batch.labels != IGNORE_INDEX
+    is_right_T = logits_TV.argmax(-1).cpu() == batch.labels
+    before_T = torch.cat((is_kept_T.new_zeros(1), is_kept_T[:-1]))
+    number_T = (is_kept_T & ~before_T).cumsum(0) - 1  # of the answer
+    num_right_A = torch.bincount(number_T[is_kept_T], is_right_T[is_kept_T].double())
+    num_kept_A = torch.bincount(number_T[is_kept_T])
+    kinds = _kinds(batch, (is_kept_T & ~before_T).nonzero()[:, 0].tolist())
+    found: dict[str, list[bool]] = {}
+    for kind, is_right in zip(kinds, (num_right_A == num_kept_A).tolist(), strict=True):
+        found.setdefault(kind, []).append(is_right)
+    return {kind: statistics.fmean(rights) for kind, rights in found.items()}
+
+
+def _kinds(batch: Batch, places: Sequence[int]) -> list[str]:
+    """What is before each place of a batch: the label there is of the token after it."""
+    ends = (
+        {}
+        if batch.images is None
+        else {
+            stop - 1: "image" if int(grid[0]) == 1 else "clip"
+            for (_, stop), grid in zip(batch.images.spans, batch.images.grids, strict=True)
+        }
+    )
+    return [ends.get(place, "text") for place in places]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from k3_train.optim.roles import Role
-from k3_train.report.diagnostics import head_norms, head_of
+from k3_train.report.diagnostics import head_norms
 
 SETTINGS = ("diagnostics.every=2", "diagnostics.tokens=10")
 
@@ -72,7 +72,7 @@ def test_a_resumed_run_has_every_snapshot_once(tmp_path, make_trainer, run):
 
 def test_the_head_of_a_batch_cuts_its_last_sequence(make_trainer, tmp_path):
     batch = make_trainer(tmp_path).sampler.batch(0)
-    short = head_of(batch, 10)
+    short = batch.head(10)
     assert short.seqlens == (7, 3)
     assert torch.equal(short.input_ids, batch.input_ids[:10])
-    assert head_of(batch, 99).seqlens == batch.seqlens
+    assert batch.head(99).seqlens == batch.seqlens
