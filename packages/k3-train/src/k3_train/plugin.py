@@ -139,6 +139,7 @@ def k3_register_suite() -> Iterable[Impl]:
             ("tasks", "tasks:TasksSuite", "unseen questions in the chat format, by effort"),
             ("few_shot", "few_shot:FewShotSuite", "small tasks in plain text, after examples"),
             ("long_context", "long_context:LongContextSuite", "needle, keys, hops, registers"),
+            ("lm_eval", "lm_eval_suite:LmEvalSuite", "tasks of lm-eval"),
         )
     ]
 

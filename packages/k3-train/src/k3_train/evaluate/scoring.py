@@ -144,3 +144,8 @@ def _line(subject: Subject, ids: list[int], newlines: set[int]) -> str | None:
         return None
     kept = ids if ids[-1] in newlines else ids[:-1]
     return subject.tokenizer.decode(kept).partition("\n")[0].strip()
+
+
+def before_stops(text: str, stops: Sequence[str]) -> str:
+    """The text before the first occurrence of any of the strings."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
