@@ -15,8 +15,7 @@ from k3_core.config import ConfigError
 from k3_core.errors import K3Error
 from k3_core.evaluate.losses import document_losses
 from k3_core.evaluate.text import heldout_texts
-from k3_train.data.documents import Corpus, Document
-from k3_train.data.sources.open import open_source
+from k3_train.data.sources.open import open_documents
 from k3_train.evaluate.base import Result, Subject, Wanted
 from k3_train.evaluate.intervals import ratio
 
@@ -109,20 +108,10 @@ def results(name: str, losses: Losses) -> Iterator[Result]:
 
 
 def _documents(name: str, table: dict[str, object]) -> Iterator[str]:
-    options = dict(table)
+    options, setting = dict(table), f"text.sources.{name}"
     kind = options.pop("kind", None)
     if not isinstance(kind, str):
         raise ConfigError(
-            f"text.sources.{name}", f"kind is {kind!r}", 'Name a source, such as kind = "local".'
+            setting, f"kind is {kind!r}", 'Name a source of documents, such as kind = "local".'
         )
-    source = open_source(kind, options)
-    if not isinstance(source, Corpus):
-        raise ConfigError(
-            f"text.sources.{name}", f"{kind!r} is endless", "Name a source of documents."
-        )
-    for entry in source.entries():
-        if not isinstance(entry, Document):
-            raise ConfigError(
-                f"text.sources.{name}", f"{kind!r} has no documents", "Name another source."
-            )
-        yield entry.text
+    return (document.text for document in open_documents(kind, options, setting))

@@ -151,7 +151,7 @@ def test_a_missing_model_or_suite_is_named(tmp_path, evaluate, capsys):
     assert evaluate(tmp_path / "none") == 2
     assert "not a bundled model" in capsys.readouterr().err
     assert run(["train", "evaluate", "k3-nano"]) == 2
-    assert "few_shot, long_context" in capsys.readouterr().err
+    assert "few_shot, lm_eval, long_context" in capsys.readouterr().err
 
 
 def test_an_evaluation_changes_nothing_of_the_run(tmp_path, make_trainer, run, tiny_data, source):

@@ -1,9 +1,14 @@
 """Scores of answers against one forward a token, and lines of greedy continuations."""
 
+import random
+
 import pytest
 import torch
 
 from k3_core.tokenizer import K3Tokenizer
+from k3_train.data.documents import Example
+from k3_train.data.encode import encode_entry
+from k3_train.data.long_context import FAMILIES, draw_item
 from k3_train.evaluate import scoring
 from k3_train.evaluate.base import Subject
 from k3_train.evaluate.scoring import Piece, greedy_lines, joined, score
@@ -54,7 +59,28 @@ def test_the_first_line_is_the_answer_and_has_to_end(subject, answering):
     assert asked == list(answers)
 
 
-def test_real_continuations_are_cut_at_their_first_line(subject):
-    lines = greedy_lines(subject, ["some text", "other"], 3)
-    assert len(lines) == 2
-    assert all(line is None or "\n" not in line for line in lines)
+def test_real_continuations_end_with_their_first_line(subject):
+    """Against a loop that takes the likeliest token, the third of which is made a newline."""
+    bos, prompt = subject.tokenizer.bos_id, "0 1 2 3"
+    ids = [bos, *prompt.encode()]
+    first = len(ids)
+    for _ in range(3):
+        ids.append(int(subject.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    ranks = dict(subject.tokenizer.ranks)
+    last = subject.tokenizer.token_bytes(ids[-1])
+    assert last not in prompt.encode() and ids[-1] not in ids[first:-1]
+    ranks[b"\n"], ranks[last] = ids[-1], ranks[b"\n"]
+    renamed = Subject(subject.model, K3Tokenizer(ranks, 256), "renamed", "none")
+    expected = renamed.tokenizer.decode(ids[first:-1]).strip()
+    assert greedy_lines(renamed, [prompt, "other"], 9)[0] == expected
+    assert greedy_lines(renamed, [prompt], 2) == [None]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_scored_are_the_ids_and_the_answer_of_training(family):
+    tokenizer = K3Tokenizer.from_pretrained("k3-nano")
+    item = draw_item(family, 5000, random.Random(1))
+    ids, mask = encode_entry(tokenizer, Example(item.prompt, item.answer))
+    (piece,) = joined(Subject(None, tokenizer, "", ""), item.prompt, [item.answer], is_ended=True)
+    assert piece.ids == ids
+    assert [int(place >= piece.start) for place in range(len(ids))] == mask
