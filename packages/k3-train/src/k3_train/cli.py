@@ -10,6 +10,7 @@ import typer
 
 from k3_core.errors import K3Error
 from k3_train.data.cli import data_app, tokenizer
+from k3_train.evaluate.cli import evaluate
 from k3_train.study.cli import scaling, study
 from k3_train.tools.cli import doctor, export, inspect
 
@@ -21,7 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", help="Build token files, count them.")
 app.command()(tokenizer)
-for command in (export, inspect, doctor, study, scaling):
+for command in (evaluate, export, inspect, doctor, study, scaling):
     app.command()(command)
 
 Minutes = Annotated[

@@ -135,6 +135,24 @@ class DiagnosticsSection:
 
 
 @dataclass(frozen=True)
+class EvaluateSection:
+    """Suites of the event "evaluate" (`run.events`).
+
+    suites: by registry name. every: rows from one evaluation to the next.
+    seed: of what the suites draw. limit: documents, questions or items; 0 for each suite's own.
+    efforts: of suites in the chat format.
+    options: of the suites, a table each.
+    """
+
+    suites: tuple[str, ...] = ("text",)
+    every: int = 10
+    seed: int = 0
+    limit: int = 0
+    efforts: tuple[str, ...] = ("low",)
+    options: dict[str, dict[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunSection:
     """How the run goes.
 
@@ -217,6 +235,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "balance.num_bins": (1, math.inf),
     "diagnostics.every": (1, math.inf),
     "diagnostics.tokens": (1, math.inf),
+    "evaluate.every": (1, math.inf),
+    "evaluate.limit": (0, math.inf),
     "balance.ema": (0, _BELOW_ONE),
     "balance.sign_rate": (0, math.inf),
     "balance.auxiliary_weight": (0, math.inf),
@@ -272,6 +292,7 @@ class TrainConfig:
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     balance: BalanceSection = field(default_factory=BalanceSection)
     diagnostics: DiagnosticsSection = field(default_factory=DiagnosticsSection)
+    evaluate: EvaluateSection = field(default_factory=EvaluateSection)
     guard: GuardSection = field(default_factory=GuardSection)
     run: RunSection = field(default_factory=RunSection)
     log: LogSection = field(default_factory=LogSection)

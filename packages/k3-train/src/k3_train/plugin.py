@@ -92,7 +92,7 @@ def k3_register_dataset() -> Iterable[Impl]:
 
 @hookimpl
 def k3_register_trainer_event() -> Iterable[Impl]:
-    """Guard, QK-Clip, stages, diagnostics for the report, clamped SwiGLU, accounting, norms."""
+    """Guard, QK-Clip, stages, diagnostics, evaluation, clamped SwiGLU, sources, towers' norms."""
     return [
         _impl("trainer_event", "guard", "events.guard:Guard", "bad steps named, skipped"),
         _impl("trainer_event", "qk_clip", "optim.qk_clip:QKClip", "keeps scores below tau"),
@@ -102,6 +102,9 @@ def k3_register_trainer_event() -> Iterable[Impl]:
             "diagnostics",
             "report.diagnostics:Diagnostics",
             "loads, biases, depth weights, decays, update norms by head",
+        ),
+        _impl(
+            "trainer_event", "evaluate", "events.evaluate:Evaluate", "suites during the training"
         ),
         _impl(
             "trainer_event",
@@ -131,6 +134,21 @@ def k3_register_logger() -> Iterable[Impl]:
         _impl("logger", "tensorboard", "events.tensorboard:TensorBoard", "RUN/tensorboard"),
         _impl("logger", "trackio", "events.trackers:Trackio", "rows to trackio"),
         _impl("logger", "wandb", "events.trackers:Wandb", "rows to Weights & Biases"),
+    ]
+
+
+@hookimpl
+def k3_register_suite() -> Iterable[Impl]:
+    """What `k3 train evaluate` measures."""
+    return [
+        _impl("suite", name, f"evaluate.{target}", summary)
+        for name, target, summary in (
+            ("text", "text:TextSuite", "perplexity and bits a byte of documents"),
+            ("tasks", "tasks:TasksSuite", "unseen questions in the chat format, by effort"),
+            ("few_shot", "few_shot:FewShotSuite", "small tasks in plain text, after examples"),
+            ("long_context", "long_context:LongContextSuite", "needle, keys, hops, registers"),
+            ("lm_eval", "lm_eval_suite:LmEvalSuite", "tasks of lm-eval"),
+        )
     ]
 
 

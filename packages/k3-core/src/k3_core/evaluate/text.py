@@ -1,7 +1,7 @@
 """Bits per byte on held-out standard-library files, beside gzip and xz on the same bytes.
 
 The model reads each file on its own, from `[BOS]`; the compressors read all files as one stream.
-Legend: T packed tokens of several windows.
+Legend: T tokens of a file.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ import hashlib
 import lzma
 import math
 import zlib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from k3_core.evaluate import stdlib
-from k3_core.model.batch import SequenceBatch
+from k3_core.evaluate.losses import document_losses
 
 if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
     from k3_core.tokenizer import K3Tokenizer
-
-IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,6 @@ def heldout_texts(max_bytes: int | None = None) -> list[str]:
     return texts
 
 
-@torch.inference_mode()
 def score_texts(
     model: K3ForConditionalGeneration,
     tokenizer: K3Tokenizer,
@@ -62,64 +56,19 @@ def score_texts(
     window: int = 2048,
     tokens_per_forward: int = 16_384,
 ) -> TextScore:
-    """Score every token of every text once, given at least `window // 4` tokens before it.
-
-    (Fewer at the start of a text.) Windows are `window` tokens long and overlap by a quarter.
-    """
-    nats, num_tokens = 0.0, 0
-    documents = [tokenizer.encode(text) for text in texts]
-    windows = (w for ids in documents for w in _windows([tokenizer.bos_id, *ids], window))
-    for group in _grouped(windows, tokens_per_forward):
-        lengths = [len(inputs) for inputs, _ in group]
-        ids_T, labels_T = (
-            torch.tensor([i for one in group for i in one[part]], device=model.device)
-            for part in (0, 1)
-        )
-        batch = SequenceBatch.from_lengths(lengths, device=model.device)
-        hidden_TD = model.forward_packed(ids_T, batch, output_logits=False).hidden_TD
-        loss = model.ops.linear_cross_entropy(
-            hidden_TD,
-            model.language_model.lm_head.weight,
-            labels_T,
-            ignore_index=IGNORE_INDEX,
-            reduction="sum",
-        )
-        nats += float(loss)
-        num_tokens += int((labels_T != IGNORE_INDEX).sum())
+    """Score every token of every text once, in the windows of `document_losses`."""
+    documents = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in texts]
+    losses = document_losses(model, documents, window=window, tokens_per_forward=tokens_per_forward)
+    nats = sum(float(losses_T.sum()) for losses_T in losses)
     data = "".join(texts).encode()
     return TextScore(
         num_files=len(texts),
         num_bytes=len(data),
-        num_tokens=num_tokens,
+        num_tokens=sum(map(len, losses)),
         bits_per_byte=nats / math.log(2) / len(data),
         gzip_9=8 * len(_gzip(data)) / len(data),
         xz=8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data),
     )
-
-
-def _windows(ids: list[int], window: int) -> Iterator[tuple[list[int], list[int]]]:
-    """(inputs, labels) whose labels other than IGNORE_INDEX are ids[1:], each once."""
-    scored = 0  # ids[: scored + 1] need no more score
-    while scored < len(ids) - 1:
-        start = max(0, scored - window // 4)
-        stop = min(start + window, len(ids) - 1)
-        yield ids[start:stop], [IGNORE_INDEX] * (scored - start) + ids[scored + 1 : stop + 1]
-        scored = stop
-
-
-def _grouped(
-    windows: Iterable[tuple[list[int], list[int]]], num_tokens: int
-) -> Iterator[list[tuple[list[int], list[int]]]]:
-    group: list[tuple[list[int], list[int]]] = []
-    total = 0
-    for one in windows:
-        if group and total + len(one[0]) > num_tokens:
-            yield group
-            group, total = [], 0
-        group.append(one)
-        total += len(one[0])
-    if group:
-        yield group
 
 
 def _gzip(data: bytes) -> bytes:

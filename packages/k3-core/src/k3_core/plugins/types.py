@@ -30,6 +30,7 @@ KINDS = (
     "memory_policy",
     "trainer_event",
     "logger",
+    "suite",
     "environment",
     "sandbox",
     "harness",

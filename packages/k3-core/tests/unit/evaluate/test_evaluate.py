@@ -13,9 +13,10 @@ import torch
 import k3_core
 from k3_core.config import K3Config
 from k3_core.evaluate.greedy import generate_greedy
+from k3_core.evaluate.losses import IGNORE_INDEX, cut_windows, document_losses
 from k3_core.evaluate.nano import evaluate_nano
 from k3_core.evaluate.questions import count_right, unseen_questions
-from k3_core.evaluate.text import IGNORE_INDEX, _windows, heldout_texts, score_texts
+from k3_core.evaluate.text import heldout_texts, score_texts
 from k3_core.model import K3ForConditionalGeneration
 from k3_core.tasks import EFFORTS, FAMILIES, Question
 from k3_core.tokenizer import K3Tokenizer
@@ -146,7 +147,7 @@ def test_batched_greedy_equals_one_at_a_time(model: K3ForConditionalGeneration) 
 def test_windows_score_every_token_once_with_context(length: int) -> None:
     ids = list(range(100, 100 + length))
     scored = []
-    for inputs, labels in _windows(ids, 8):
+    for inputs, labels in cut_windows(ids, 8, 2):
         assert len(inputs) == len(labels) <= 8
         for position, label in enumerate(labels):
             if label != IGNORE_INDEX:
@@ -154,6 +155,24 @@ def test_windows_score_every_token_once_with_context(length: int) -> None:
                 assert position >= 2 or inputs[0] == ids[0]
                 scored.append(label)
     assert scored == ids[1:]
+
+
+def test_losses_of_documents_are_those_of_each_window_alone(
+    model: K3ForConditionalGeneration,
+) -> None:
+    """In float64, by a loop over the tokens: [2 before it at least, 8 at most]."""
+    generator = torch.Generator().manual_seed(2)
+    documents = [torch.randint(4096, (n,), generator=generator).tolist() for n in (1, 21, 0, 5, 2)]
+    found = document_losses(model, documents, window=8, overlap=2, tokens_per_forward=20)
+    assert [len(losses) for losses in found] == [0, 20, 0, 4, 1]
+    for ids, losses in zip(documents, found, strict=True):
+        for place, loss in enumerate(losses.tolist(), 1):
+            first = 0 if place <= 8 else 6 * ((place - 3) // 6)
+            context = torch.tensor([ids[first:place]])
+            logits = model(input_ids=context).logits[0, -1].detach().double()
+            assert loss == pytest.approx(-float(logits.log_softmax(-1)[ids[place]]), rel=1e-5)
+    with pytest.raises(ValueError, match=r"overlap of 8 is not in 0\.\.7"):
+        document_losses(model, documents, window=8, overlap=8)
 
 
 def test_a_uniform_model_costs_log_vocabulary(

@@ -28,15 +28,17 @@ Filler = Callable[[random.Random], str]
 
 @dataclass(frozen=True)
 class Item:
-    """A question for a model: the answer is right when it begins with exactly `answer`.
+    """A question for a model: its first line is right when it is exactly `answer`.
 
-    length: of the prompt, in the unit in which it was asked for.
+    length: of the prompt, in the unit in which it was asked for. distractors: wrong answers of the
+    same form, made of what the text says of other things; families may have none.
     """
 
     prompt: str
     answer: str
     family: str
     length: int
+    distractors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Evidence:
     facts: tuple[str, ...]
     question: str
     answer: str
+    distractors: tuple[str, ...] = ()
 
 
 def draw_item(
@@ -55,10 +58,12 @@ def draw_item(
     *,
     filler: Filler | None = None,
     count: Callable[[str], int] = len,
+    depth: float | None = None,
 ) -> Item:
     """A prompt of at most `length`, and at least nine tenths of it when the filler's pieces allow.
 
     `count` measures a text: characters, or tokens by `lambda text: len(tokenizer.encode(text))`.
+    `depth`, from 0 to 1, says where in its part of the text each fact is; None draws it.
     K3Error for an unknown family and a length that the facts alone exceed.
     """
     evidence = draw_evidence(family, rng)
@@ -68,11 +73,11 @@ def draw_item(
         raise K3Error(f"{family} needs a length of {needed} at least, {length} was asked for")
     pieces = _fill(length - needed, rng, filler or filler_sentence, count)
     while True:
-        text = "\n".join(scatter(evidence.facts, pieces, rng))
+        text = "\n".join(scatter(evidence.facts, pieces, rng, depth))
         prompt = FRAME.format(text=text, question=evidence.question)
         total = count(prompt)
         if total <= length:
-            return Item(prompt, evidence.answer, family, total)
+            return Item(prompt, evidence.answer, family, total, evidence.distractors)
         # The parts of a text have other tokens together than alone.
         pieces = pieces[: -max(1, (total - length) * len(pieces) // total)]
 
@@ -86,13 +91,15 @@ def draw_evidence(family: str, rng: random.Random) -> Evidence:
     return FAMILIES[family](rng)
 
 
-def scatter(facts: Sequence[str], pieces: Sequence[str], rng: random.Random) -> list[str]:
+def scatter(
+    facts: Sequence[str], pieces: Sequence[str], rng: random.Random, depth: float | None = None
+) -> list[str]:
     """The pieces with one fact in each of `len(facts)` equally long runs of them, in order."""
     woven: list[str] = []
     start = 0
     for number, fact in enumerate(facts):
         stop = len(pieces) * (number + 1) // len(facts)
-        place = rng.randint(start, stop)
+        place = rng.randint(start, stop) if depth is None else start + round(depth * (stop - start))
         woven += [*pieces[start:place], fact, *pieces[place:stop]]
         start = stop
     return woven
@@ -131,10 +138,15 @@ def _multi_key(rng: random.Random) -> Evidence:
     asked = rng.sample(sorted(codes), NUM_ASKED)
     facts = tuple(f"The code of the {name} is {code}." for name, code in codes.items())
     listed = ", ".join(f"the {name}" for name in asked)
+    others = [code for name, code in codes.items() if name not in asked]
     return Evidence(
         facts,
         f"What are the codes of {listed}? Give them in this order, with commas.",
         ", ".join(codes[name] for name in asked),
+        tuple(
+            ", ".join(others[i : i + NUM_ASKED])
+            for i in range(0, len(others) - NUM_ASKED + 1, NUM_ASKED)
+        ),
     )
 
 
@@ -150,12 +162,14 @@ def _multi_hop(rng: random.Random) -> Evidence:
             for earlier, later in pairwise(chain)
         ]
     rng.shuffle(facts)
-    return Evidence(tuple(facts), f"What is the code of the {names[NUM_HOPS]}?", answers[0])
+    question = f"What is the code of the {names[NUM_HOPS]}?"
+    return Evidence(tuple(facts), question, answers[0], (answers[1],))
 
 
 def _state_retention(rng: random.Random) -> Evidence:
     registers = [f"register {letter}" for letter in rng.sample("ABCDEFGHJK", NUM_REGISTERS)]
     values = {one: rng.randrange(100) for one in registers}
+    earlier = {one: [value] for one, value in values.items()}
     facts = [f"Now {one} is set to {value}." for one, value in values.items()]
     for _ in range(NUM_CHANGES):
         one, other = rng.sample(registers, 2)
@@ -167,10 +181,12 @@ def _state_retention(rng: random.Random) -> Evidence:
         else:
             values[one] += amount if kind == "up" else -amount
             facts.append(f"Now {one} goes {kind} by {amount}.")
+        earlier[one].append(values[one])
     asked = rng.choice(registers)
-    return Evidence(
-        tuple(facts), f"What is the value of {asked} after all changes?", str(values[asked])
-    )
+    wrong = [*(values[one] for one in registers), *reversed(earlier[asked])]
+    distractors = [str(value) for value in dict.fromkeys(wrong) if value != values[asked]]
+    question = f"What is the value of {asked} after all changes?"
+    return Evidence(tuple(facts), question, str(values[asked]), tuple(distractors[:3]))
 
 
 FAMILIES: dict[str, Callable[[random.Random], Evidence]] = {

@@ -68,12 +68,17 @@ def _summary(rows: Rows, environment: Mapping[str, Any]) -> str:
 
 
 def _curves(rows: Rows) -> Iterator[str]:
-    names = [name for name, value in rows[-1].items() if isinstance(value, int | float)]
+    # Not every row has every value: an evaluation comes with some of them only.
+    names = {name: None for row in rows for name, value in row.items() if _is_number(value)}
     for name in [name for name in names if name not in _NOT_CURVES]:
         series = {name: _points(rows, name)}
         if name == "loss" and any(row["mtp_loss"] for row in rows):
             series["mtp_loss"] = _points(rows, "mtp_loss")
         yield line_chart(series, name, is_log=name in _LOGARITHMIC)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _points(rows: Rows, name: str) -> list[tuple[float, float]]:

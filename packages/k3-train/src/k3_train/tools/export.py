@@ -1,6 +1,7 @@
-"""A run or one of its checkpoints as a model folder in the released layout."""
+"""The model of a run or of one of its checkpoints, and writing it in the released layout."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,23 +19,54 @@ from k3_train.loop.session import CONFIG_FILE, save_model
 _MODEL = "model."
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model as a checkpoint has it, in float32. run, checkpoint: the folders."""
+
+    model: K3ForConditionalGeneration
+    tokenizer: K3Tokenizer
+    config: TrainConfig
+    step: int
+    run: Path
+    checkpoint: Path
+
+
 def export(source: Path, out: Path, *, data: Path | None = None) -> int:
     """Write the model of a run (its newest checkpoint) or of a checkpoint folder; returns its step.
 
     data: folder of the tokenizer, where the run's has moved. Experts are packed when the
     configuration says that they are quantised. ConfigError, CheckpointError name what is missing.
     """
-    run, folder = _locate(source)
     if out.exists() and any(out.iterdir()):
         raise ConfigError("--out", f"{out} is not empty", "Choose another folder.")
+    found = open_run(source, data=data)
+    save_model(found.model.eval(), out, found.tokenizer)
+    return found.step
+
+
+def open_run(
+    source: Path, *, device: torch.device | str = "cpu", data: Path | None = None
+) -> Trained:
+    """The model of a run (its newest checkpoint) or of a checkpoint folder.
+
+    data: folder of the tokenizer, where the run's has moved. ConfigError, CheckpointError name
+    what is missing.
+    """
+    run, folder = _locate(source)
     config = load_train_config(file=run / CONFIG_FILE)
     tensors, meta = checkpoint.load(folder)
     settings = model_config(config.model)
-    tokenizer = _tokenizer(config, run, data, settings.text.vocab_size)
-    model = K3ForConditionalGeneration(settings, initialize=False)
+    tokenizer = open_tokenizer(
+        data or Path(config.data.path or run / "data"), settings.text.vocab_size
+    )
+    model = K3ForConditionalGeneration(settings, device=device, initialize=False)
     _copy(tensors, model, folder)
-    save_model(model.eval(), out, tokenizer)
-    return int(meta["step"])
+    return Trained(model, tokenizer, config, int(meta["step"]), run, folder)
+
+
+def is_of_run(source: Path) -> bool:
+    """Whether a folder is a run or a checkpoint of one."""
+    return any((folder / CONFIG_FILE).is_file() for folder in (source, _run_of(source)))
 
 
 @torch.no_grad()
@@ -54,9 +86,8 @@ def _locate(source: Path) -> tuple[Path, Path]:
     """The run's folder and that of the checkpoint."""
     if (source / CONFIG_FILE).is_file():
         return source, checkpoint.newest(source / "checkpoints")
-    run = source.resolve().parent.parent
-    if (run / CONFIG_FILE).is_file():
-        return run, source
+    if is_of_run(source):
+        return _run_of(source), source
     raise ConfigError(
         str(source),
         f"neither a run, which has a {CONFIG_FILE}, nor RUN/checkpoints/step-N",
@@ -64,5 +95,6 @@ def _locate(source: Path) -> tuple[Path, Path]:
     )
 
 
-def _tokenizer(config: TrainConfig, run: Path, data: Path | None, vocab_size: int) -> K3Tokenizer:
-    return open_tokenizer(data or Path(config.data.path or run / "data"), vocab_size)
+def _run_of(folder: Path) -> Path:
+    """The run that a checkpoint's folder is in, if it is one."""
+    return folder.resolve().parent.parent

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from k3_core.config import ConfigError
 from k3_train.data.clean.pipeline import Cleaner
-from k3_train.data.documents import Corpus, Document, Entry, Example
+from k3_train.data.documents import Document, Entry, Example
 from k3_train.data.long_context import FAMILIES, draw_evidence, draw_item, scatter
-from k3_train.data.sources.open import open_source
+from k3_train.data.sources.open import open_documents
 
 ITEMS_PER_BLOCK = 20
 
@@ -82,14 +82,10 @@ class LongDocumentsSource:
                 group, size = [], 0
 
     def _permuted(self, rng: random.Random) -> Iterator[Document]:
-        source = open_source(self.base, self.options)
-        if not isinstance(source, Corpus):
-            raise ConfigError("base", f"{self.base!r} is endless", "Name a source of documents.")
-        entries = source.entries()
+        documents = open_documents(self.base, self.options, "base")
         waiting: list[Document] = []
-        for entry in Cleaner().clean(entries) if self.clean else entries:
-            if not isinstance(entry, Document):
-                raise ConfigError("base", f"{self.base!r} has no documents", "Name another source.")
+        for entry in Cleaner().clean(documents) if self.clean else documents:
+            assert isinstance(entry, Document)
             waiting.append(entry)
             if len(waiting) > self.buffer:
                 yield _take(waiting, rng)

@@ -1,13 +1,13 @@
 """A source by its registry name, with its options checked."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from k3_core.config import apply_overrides, load_dataclass
+from k3_core.config import ConfigError, apply_overrides, load_dataclass
 from k3_core.errors import K3Error, nearest
 from k3_core.plugins import ensure_plugins, resolve
-from k3_train.data.documents import Source
+from k3_train.data.documents import Corpus, Document, Source
 
 
 def source_names() -> list[str]:
@@ -29,6 +29,17 @@ def open_source(
         raise K3Error(f"no source {name!r}{hint} There are: {', '.join(known)}")
     target: Any = resolve("dataset", name).load()
     return load_dataclass(target, apply_overrides(options or {}, sets), name)
+
+
+def open_documents(name: str, options: Mapping[str, object], setting: str) -> Iterator[Document]:
+    """The documents of the source `name`; ConfigError at `setting` for one of something else."""
+    source = open_source(name, options)
+    if not isinstance(source, Corpus):
+        raise ConfigError(setting, f"{name!r} is endless", "Name a source of documents.")
+    for entry in source.entries():
+        if not isinstance(entry, Document):
+            raise ConfigError(setting, f"{name!r} has no documents", "Name another source.")
+        yield entry
 
 
 def source_options(name: str) -> dict[str, str]:
