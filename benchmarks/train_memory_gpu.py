@@ -29,6 +29,7 @@ from train_step_gpu import RandomTokens
 
 from k3_core.config import count_parameters
 from k3_train.config import load_train_config
+from k3_train.data.sampler import Batch
 from k3_train.loop.build import build_trainer
 from k3_train.loop.trainer import Trainer
 from k3_train.memory.apply import apply_memory
@@ -84,9 +85,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def step_times(trainer: Trainer, args: argparse.Namespace) -> list[float]:
+def step_times(trainer: Trainer, batches: list[Batch], args: argparse.Namespace) -> list[float]:
     """Milliseconds of the steps after the warm-up, two at least."""
-    device, batches = trainer.stepper.device, trainer._batches(0)
+    device = trainer.stepper.device
 
     def take(most: int, seconds: float) -> list[Any]:
         started, marks = time.perf_counter(), [clock(device)]
@@ -131,9 +132,11 @@ def gigabytes(device: torch.device, statistic: str) -> float:
     return torch.cuda.memory_stats(device)[statistic] / 1e9
 
 
-def measure(trainer: Trainer, name: str, args: argparse.Namespace, active: int) -> dict[str, Any]:
+def measure(
+    trainer: Trainer, name: str, micro: int, args: argparse.Namespace, active: int
+) -> dict[str, Any]:
     """One row of the table."""
-    device, tokens = trainer.stepper.device, args.tokens
+    device = trainer.stepper.device
     found = 1.0
     if not args.no_gradients:
         annotate(trainer, {})
@@ -147,10 +150,13 @@ def measure(trainer: Trainer, name: str, args: argparse.Namespace, active: int) 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.reset_peak_host_memory_stats()
-    times = step_times(trainer, args)
+    batches = [trainer.sampler.batch(0, i) for i in range(args.tokens // micro)]
+    times = step_times(trainer, batches, args)
     ms = statistics.median(times)
+    tokens = sum(len(batch.input_ids) for batch in batches)
     rate = tokens / ms * 1e3
     return {
+        "tokens": tokens,
         "step_ms": ms,
         "spread_ms": [min(times), max(times)],
         "steps": len(times),
@@ -202,10 +208,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for micro in args.micro:
         trainer.sampler = RandomTokens(micro, args.length, config.text.vocab_size)
-        trainer.run_section = replace(trainer.run_section, accumulation=args.tokens // micro)
         for name in args.policies:
             try:
-                row = measure(trainer, name, args, active)
+                row = measure(trainer, name, micro, args, active)
             except torch.OutOfMemoryError:
                 for parameter in trainer.stepper.params:
                     parameter.grad = None
