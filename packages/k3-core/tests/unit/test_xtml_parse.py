@@ -16,6 +16,7 @@ from k3_core.xtml import (
     ToolCallEnd,
     ToolCallStart,
     XtmlParser,
+    joined,
     parse_message,
 )
 
@@ -223,3 +224,16 @@ def test_content_after_the_response_keeps_streaming():
         parser.feed(token_id)
     assert ContentDelta("a") in parser.feed(ord("a"))
     assert parser.feed(ord(" ")) == [ContentDelta(" ")]
+
+
+def test_text_that_goes_on_joins_to_one_delta_of_its_kind_and_call() -> None:
+    args = [ToolArgsDelta(0, "{"), ToolArgsDelta(0, "}"), ToolArgsDelta(1, "{}")]
+    events = [ReasoningDelta("a"), ReasoningDelta("b"), ContentDelta("c"), *args, ToolCallEnd(1)]
+    assert joined([*events, ContentDelta("d"), ContentDelta("e")]) == [
+        ReasoningDelta("ab"),
+        ContentDelta("c"),
+        ToolArgsDelta(0, "{}"),
+        ToolArgsDelta(1, "{}"),
+        ToolCallEnd(1),
+        ContentDelta("de"),
+    ]

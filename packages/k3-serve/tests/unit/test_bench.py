@@ -24,7 +24,7 @@ TURN = "<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|>
 
 @pytest.fixture(autouse=True)
 def answers(engine) -> None:  # type: ignore[no-untyped-def]
-    engine.scripts = [list(b"abcdefgh")]
+    engine.scripts = [Script(list(b"abcdefgh"), spans=(1,))]
     engine.max_length = 20_000
 
 

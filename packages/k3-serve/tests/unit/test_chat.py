@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from k3_serve.testing import Script
+
 THINK_THEN_ANSWER = (
     "two and two<|close|>think<|sep|><|open|>response<|sep|>4 \U0001f642<|close|>response<|sep|>"
     "<|close|>message<|sep|><|end_of_msg|>"
@@ -61,6 +63,19 @@ def test_usage_comes_last_and_only_on_request(api, engine, script, read_events) 
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": len("two and two")},
     }
+
+
+def test_tokens_that_come_together_are_one_delta_of_each_kind(  # type: ignore[no-untyped-def]
+    api, engine, script, read_events
+) -> None:
+    tokens = script("four<|close|>think<|sep|><|open|>response<|sep|>4 it is<|end_of_msg|>")
+    engine.scripts = [Script(tokens, spans=(2, 100))]
+    events = read_events(api.chat(stream=True, logprobs=True))
+    parts, _ = deltas(events)
+    begin, rest = ({"reasoning_content": text, "reasoning": text} for text in ("fo", "ur"))
+    assert parts == [{"role": "assistant"}, begin, rest, {"content": "4 it is"}, {}]
+    scored = [event["choices"][0].get("logprobs") for event in events[:-1]]
+    assert [len(one["content"]) for one in scored if one] == [2, len(tokens) - 2]
 
 
 @pytest.mark.parametrize("text", [THINK_THEN_ANSWER, TWO_CALLS, "cut<|close|>thi"])

@@ -2,6 +2,8 @@
 
 import pytest
 
+from k3_serve.testing import Script
+
 
 def test_text_and_usage(api, engine) -> None:  # type: ignore[no-untyped-def]
     engine.scripts = [list("naïve".encode())]
@@ -21,7 +23,7 @@ def test_a_stop_token_adds_no_text(api, engine, tokenizer) -> None:  # type: ign
 
 
 def test_stream_holds_back_half_characters_and_half_stops(api, engine, read_events) -> None:  # type: ignore[no-untyped-def]
-    engine.scripts = [list("é one E EN END more".encode())]
+    engine.scripts = [Script(list("é one E EN END more".encode()), spans=(1,))]
     events = read_events(api.complete(prompt="x", stream=True, stop=["END"], max_tokens=99))
     parts = [event["choices"][0] for event in events[:-1]]
     texts = [part["text"] for part in parts]
@@ -31,6 +33,18 @@ def test_stream_holds_back_half_characters_and_half_stops(api, engine, read_even
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
     assert texts[-1] == ""
     assert events[-1] == "[DONE]"
+
+
+def test_tokens_that_come_together_are_one_event(api, engine, read_events) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [Script(list(b"one two"), spans=(1, 2))]
+    options = {"stream_options": {"include_usage": True}, "logprobs": 0}
+    *events, usage, _ = read_events(api.complete(prompt="x", stream=True, **options))
+    parts = [event["choices"][0] for event in events]
+    assert [part["text"] for part in parts] == ["o", "ne", " t", "wo", ""]
+    lists = [part["logprobs"] for part in parts]
+    assert [one["tokens"] for one in lists] == [["o"], ["n", "e"], [" ", "t"], ["w", "o"], []]
+    assert [one["text_offset"] for one in lists] == [[0], [1, 2], [3, 4], [5, 6], []]
+    assert usage["usage"]["completion_tokens"] == 7
 
 
 def test_batches_of_strings_and_ids_keep_their_order(api, engine) -> None:  # type: ignore[no-untyped-def]

@@ -226,11 +226,19 @@ def test_a_failure_before_the_first_token_is_a_status(api, engine) -> None:  # t
 def test_a_failure_in_mid_stream_is_an_event_that_ends_it(  # type: ignore[no-untyped-def]
     api, engine, script, read_events
 ) -> None:
-    engine.scripts = [Script(script("some thoughts"), error="the logits are not finite")]
+    tokens = script("some thoughts")
+    engine.scripts = [Script(tokens, spans=(1,), error="the logits are not finite")]
     events = read_events(api.complete(prompt="x", stream=True, max_tokens=99))
     assert events[0]["choices"][0]["text"] == "s"
     assert events[-1]["error"]["type"] == "server_error"
     assert "[DONE]" not in events
+
+
+def test_what_comes_with_a_failure_is_sent_before_it(api, engine, read_events) -> None:  # type: ignore[no-untyped-def]
+    engine.scripts = [Script(list(b"some"), error="the logits are not finite")]
+    first, last = read_events(api.complete(prompt="x", stream=True, max_tokens=99))
+    assert first["choices"][0]["text"] == "some"
+    assert "not finite" in last["error"]["message"]
 
 
 def test_an_unexpected_exception_leaks_nothing(api, engine, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from k3_serve.api.app import create_app
+from k3_serve.testing import Script
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = "<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|><|end_of_msg|>"
@@ -127,7 +128,8 @@ def test_a_request_byte_by_byte_is_served(connection, engine, script) -> None:  
 
 def test_a_reader_that_stands_still_holds_up_no_other(connection, api, engine, script) -> None:  # type: ignore[no-untyped-def]
     text = "a" * 9000
-    engine.scripts = [script(ANSWER.replace("four", text)), script(ANSWER)]
+    long = Script(script(ANSWER.replace("four", text)), spans=(1,))
+    engine.scripts = [long, script(ANSWER)]
     options = {"stream": True, "logprobs": True, "top_logprobs": 20}
     connection.sendall(raw_request(body(**options)))
     assert connection.recv(100).startswith(b"HTTP/1.1 200")

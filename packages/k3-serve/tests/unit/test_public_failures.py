@@ -12,6 +12,7 @@ import pytest
 
 from k3_serve.api.app import create_app
 from k3_serve.api.choice import ChatChoice
+from k3_serve.testing import Script
 
 ANSWER = "why<|close|>think<|sep|><|open|>response<|sep|>{}"
 CLOSED = "<|close|>response<|sep|>{}<|close|>message<|sep|><|end_of_msg|>"
@@ -153,10 +154,11 @@ def test_row_61_no_log_holds_the_message_of_an_unforeseen_exception(  # type: ig
     url, engine, script, caplog, monkeypatch, is_streamed
 ) -> None:
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
-    engine.scripts, fed, problem = [script("ab")], [], "the secret prompt"
+    engine.scripts = [Script(script("ab"), spans=(1,))]
+    fed, problem = [], "the secret prompt"
 
-    def broken(choice, event):  # type: ignore[no-untyped-def]
-        fed.append(event)
+    def broken(choice, events):  # type: ignore[no-untyped-def]
+        fed.append(events)
         if len(fed) == 2:
             raise RuntimeError(problem)
         return [{"delta": {"role": "assistant"}, "finish_reason": None}]

@@ -189,7 +189,7 @@ class Stats:
 
 
 class Handle(Protocol):
-    """The stream of one request: iterate it once, with `async for` or with `for`.
+    """The stream of one request: iterate it once, with `async for` or `for`, or `take` to its end.
 
     The three figures are known when the first event arrives. `num_prompt_tokens` counts the
     rows that images expand to; `num_cached_tokens` those that came from a prefix cache.
@@ -203,6 +203,9 @@ class Handle(Protocol):
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     def __iter__(self) -> Iterator[Event]: ...
+
+    async def take(self) -> list[Event]:
+        """What has come since, one event at least; nothing once the last one was taken."""
 
 
 class Engine(Protocol):

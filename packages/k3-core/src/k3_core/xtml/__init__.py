@@ -12,6 +12,7 @@ from k3_core.xtml.events import (
     ToolCallEnd,
     ToolCallStart,
     fold,
+    joined,
 )
 from k3_core.xtml.json_text import ConversationError
 from k3_core.xtml.parse import XtmlParser, parse_message
@@ -36,6 +37,7 @@ __all__ = [
     "chat_segments",
     "fold",
     "generation_prefix",
+    "joined",
     "parse_message",
     "render_training",
 ]

@@ -89,6 +89,22 @@ class ParsedMessage:
     is_complete: bool = False
 
 
+def joined(events: Iterable[ParseEvent]) -> list[ParseEvent]:
+    """The same events with text that goes on as one delta."""
+    found: list[ParseEvent] = []
+    for event in events:
+        match found[-1:], event:
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                found[-1] = ReasoningDelta(before + text)
+            case [ContentDelta(before)], ContentDelta(text):
+                found[-1] = ContentDelta(before + text)
+            case [ToolArgsDelta(first, before)], ToolArgsDelta(index, text) if first == index:
+                found[-1] = ToolArgsDelta(index, before + text)
+            case _:
+                found.append(event)
+    return found
+
+
 def fold(events: Iterable[ParseEvent]) -> ParsedMessage:
     """The message that the events of one turn add up to."""
     message = ParsedMessage()

@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from unittest.mock import Mock
 
-from k3_core.engine.handle import EventStream, waking_at_end
+from k3_core.engine.handle import HOLD, LONGEST_HOLD, EventStream, waking_at_end
 from k3_core.engine.protocol import Event
 
 LAST = Event(1, -0.5, (), 0, "length")
@@ -108,3 +110,82 @@ def test_a_reader_that_gave_up_and_a_loop_that_ended_hold_up_nobody() -> None:
     asyncio.run(leave())
     gone.put(LAST)  # nobody is there any more
     assert [found.token_id for found in gone] == [1]
+
+
+class Loop:
+    """Streams whose consumers wait in a loop with timers that ring when they are told to."""
+
+    def __init__(self, count: int) -> None:
+        self.streams = [EventStream(str(i), 1) for i in range(count)]
+        self.taken: list[list[list[int | None]]] = [[] for _ in self.streams]
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    async def begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        later = Mock(side_effect=lambda *timer: (self.timers.append(timer), Mock())[1])
+        loop.call_later = later  # type: ignore[method-assign]
+        self.readers = [asyncio.create_task(self._read(i)) for i in range(len(self.streams))]
+        await self.pause()
+
+    async def _read(self, index: int) -> None:
+        while events := await self.streams[index].take():
+            self.taken[index].append([event.token_id for event in events])
+
+    async def pause(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def step(self, event: Event, count: int | None = None) -> None:
+        with waking_at_end():
+            for stream in self.streams[:count]:
+                stream.put(event)
+        await self.pause()
+
+
+def test_of_many_streams_tokens_go_out_together_but_the_first_and_the_last_at_once() -> None:
+    async def main() -> None:
+        loop = Loop(4)
+        await loop.begin()
+        await loop.step(event(10))
+        assert loop.taken == [[[10]]] * 4
+        await loop.step(event(11))
+        await loop.step(event(12))
+        assert loop.taken == [[[10]]] * 4
+        ((seconds, ring),) = loop.timers
+        assert seconds == 4 * HOLD
+        ring()
+        await loop.pause()
+        assert loop.taken == [[[10], [11, 12]]] * 4
+        await loop.step(event(13))
+        await loop.step(LAST, 1)  # what waits beside it comes too
+        assert loop.taken == [[[10], [11, 12], [13, 1]], *[[[10], [11, 12], [13]]] * 3]
+        await loop.step(LAST)
+        await asyncio.gather(*loop.readers)
+
+    asyncio.run(main())
+
+
+def test_no_token_of_a_single_stream_waits() -> None:
+    async def main() -> None:
+        loop = Loop(1)
+        await loop.begin()
+        for token_id in (10, 11, 12):
+            await loop.step(event(token_id))
+        assert loop.taken == [[[10], [11], [12]]]
+        assert not loop.timers
+        await loop.step(LAST)
+        await asyncio.gather(*loop.readers)
+
+    asyncio.run(main())
+
+
+def test_a_hold_of_many_streams_ends_soon_enough_to_read_on() -> None:
+    async def main() -> None:
+        loop = Loop(100)
+        await loop.begin()
+        await loop.step(event(10))
+        assert [seconds for seconds, _ in loop.timers] == [LONGEST_HOLD]
+        await loop.step(LAST)
+        await asyncio.gather(*loop.readers)
+
+    asyncio.run(main())

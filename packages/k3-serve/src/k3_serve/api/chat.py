@@ -156,11 +156,11 @@ async def chat_chunks(
         ChatChoice(service.tokenizer, request, body.logprobs) for request in prepared.requests
     ]
     has_own_usage = service.settings.profile == "kimi"
-    async for index, event in run.events():
+    async for index, events in run.events():
         choice = choices[index]
-        for part in choice.feed(event):
+        for part in choice.feed(events):
             yield {**head, "choices": [{"index": index, **part}]}
-        if event.finish_reason is not None:
+        if events[-1].finish_reason is not None:
             last = choice.last_part()
             if has_own_usage and body.stream:
                 counts = choice.num_tokens, choice.num_reasoning_tokens

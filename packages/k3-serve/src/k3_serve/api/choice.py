@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from k3_core.engine import Event, Request, StopMatcher
@@ -14,6 +14,7 @@ from k3_core.xtml import (
     ToolArgsDelta,
     ToolCallStart,
     XtmlParser,
+    joined,
 )
 from k3_serve.api.usage import logprob_entry
 
@@ -43,17 +44,20 @@ class ChatChoice:
         self.has_calls = False
         self.finish_reason: str | None = None
 
-    def feed(self, event: Event) -> list[Part]:
-        """The parts that this event makes known; after the last event nothing is held back."""
+    def feed(self, events: Sequence[Event]) -> list[Part]:
+        """The parts that these events make known; after the last event nothing is held back."""
         deltas: list[Part] = []
         if not self._is_started:
             self._is_started = True
             deltas.append({"role": "assistant"})
-        if event.token_id is not None:
-            self._count(event)
-            deltas += self._deltas(self._parser.feed(event.token_id))
-        if event.finish_reason is not None:
-            deltas += self._finish(event.finish_reason)
+        parsed: list[ParseEvent] = []
+        for event in events:
+            if event.token_id is not None:
+                self._count(event)
+                parsed += self._parser.feed(event.token_id)
+        deltas += self._deltas(joined(parsed))
+        if (reason := events[-1].finish_reason) is not None:
+            deltas += self._finish(reason)
         return [self._part(delta, None) for delta in deltas]
 
     def last_part(self) -> Part:

@@ -86,8 +86,8 @@ async def completion_chunks(
         TextChoice(tokenizer, prompts[i // body.n], handle, stops, has_logprobs)
         for i, handle in enumerate(run.handles)
     ]
-    async for index, event in run.events():
-        for part in choices[index].feed(event):
+    async for index, events in run.events():
+        for part in choices[index].feed(events):
             yield {**head, "choices": [{"index": index, **part}]}
     completion = sum(choice.num_tokens for choice in choices)
     distinct = run.handles[:: body.n]

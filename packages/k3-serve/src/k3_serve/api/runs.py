@@ -59,42 +59,53 @@ class Run:
         """Reports how many of the generated tokens were reasoning."""
         self._timers[0].count_reasoning(num_tokens)
 
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """The events of all choices as they come; ApiError 500 when a choice failed."""
+    async def events(self) -> AsyncIterator[tuple[int, list[Event]]]:
+        """What came of a choice since, choice by choice; ApiError 500 when one failed."""
         try:
             if len(self.handles) == 1:  # as most have it: nothing between on a token's way
-                async for event in self.handles[0]:
-                    self._see(0, event)
-                    yield 0, event
+                while events := await self.handles[0].take():
+                    if sound := self._see(0, events):
+                        yield 0, sound
+                    _check(events[-1])
                 return
             async with aclosing(_merged(self.handles)) as merged:
-                async for index, event in merged:
-                    self._see(index, event)
-                    yield index, event
+                async for index, events in merged:
+                    if sound := self._see(index, events):
+                        yield index, sound
+                    _check(events[-1])
         finally:
             self.abort()
 
-    def _see(self, index: int, event: Event) -> None:
-        self._timers[index].see(event)
-        if (reason := event.finish_reason) in ("error", "abort", "suspended"):
-            raise ApiError(500, f"generation failed: {event.error or reason}", code=reason)
+    def _see(self, index: int, events: list[Event]) -> list[Event]:
+        """The events without one that says that the choice failed."""
+        for event in events:
+            self._timers[index].see(event)
+        return events[:-1] if events[-1].finish_reason in FAILURES else events
 
 
-async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of all handles as they come, each with the number of its handle."""
-    events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+FAILURES = ("error", "abort", "suspended")
+
+
+def _check(event: Event) -> None:
+    if (reason := event.finish_reason) in FAILURES:
+        raise ApiError(500, f"generation failed: {event.error or reason}", code=reason)
+
+
+async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """What comes of all handles as it comes, each with the number of its handle."""
+    queue: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()
 
     async def pump(index: int, handle: Handle) -> None:
-        async for event in handle:
-            events.put_nowait((index, event))
+        while events := await handle.take():
+            queue.put_nowait((index, events))
 
     tasks = [asyncio.create_task(pump(i, h)) for i, h in enumerate(handles)]
     try:
         num_open = len(tasks)
         while num_open:
-            index, event = await events.get()
-            num_open -= event.finish_reason is not None
-            yield index, event
+            index, events = await queue.get()
+            num_open -= events[-1].finish_reason is not None
+            yield index, events
     finally:
         for task in tasks:
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,20 +89,21 @@ class TextChoice:
         self._is_started = False
         self.num_tokens = 0
 
-    def feed(self, event: Event) -> list[Part]:
-        """The parts that this event makes known; the last has the finish reason and no text."""
+    def feed(self, events: Sequence[Event]) -> list[Part]:
+        """The parts that these events make known; the last has the finish reason and no text."""
         parts: list[Part] = []
         if not self._is_started:
             self._is_started = True
             if self._prompt.echo is not None:
                 parts.append(self._echo(self._prompt.echo))
-        text = self._token(event.token_id, event)
-        if event.finish_reason is not None:
+        text = "".join(self._token(event.token_id, event) for event in events)
+        reason = events[-1].finish_reason
+        if reason is not None:
             text += self._stops.feed(self._utf8.flush()) + self._stops.flush()
         if text:
             parts.append(self._part(text, None))
-        if event.finish_reason is not None:
-            parts.append(self._part("", event.finish_reason))
+        if reason is not None:
+            parts.append(self._part("", reason))
         return parts
 
     def _echo(self, text: str) -> Part:

@@ -98,11 +98,11 @@ class ScriptedStream(EventStream):
         for event in next(self._spans, ()):
             self.put(event)
 
-    async def __anext__(self) -> Event:
+    async def _arrival(self) -> None:
         if not self._events and not self.is_ended:
             await asyncio.sleep(self.script.delay)
             self._put_span()
-        return await super().__anext__()
+        await super()._arrival()
 
     def __next__(self) -> Event:
         if not self._events and not self.is_ended:
