@@ -24,7 +24,6 @@ MODEL_OPS = (
     "rms_norm",
     "gated_rms_norm",
     "mla_prefill",
-    "mla_decode",
     "gated_mla_decode",
     "attn_res",
     "depth_read",

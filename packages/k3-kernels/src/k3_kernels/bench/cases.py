@@ -115,6 +115,7 @@ def bench_cases(device: str, op: str | None = None, sizes: Sizes | None = None) 
         Case("mla_prefill", "with-past", partial(_prefill, s, queries=s.tokens // 4)),
         Case("mla_decode", "one-row", partial(_decode, s, lengths=(s.context,))),
         Case("mla_decode", "rows", partial(_decode, s, lengths=_spread(s))),
+        Case("gated_mla_decode", "rows", partial(_gated_decode, s, lengths=_spread(s))),
         Case("mx_quantize", "experts", partial(_weights, s), results=_packed),
         Case("newton_schulz", "heads", partial(_matrices, s)),
         Case("linear_cross_entropy", "mean", partial(_loss, s)),
@@ -275,6 +276,24 @@ def _decode(s: Sizes, v: Values, lengths: Sequence[int]) -> Call:
         torch.tensor(lengths, device=v.device),
     )
     return Call(args, {"scale": (s.latent + s.shared) ** -0.5})
+
+
+def _gated_decode(s: Sizes, v: Values, lengths: Sequence[int]) -> Call:
+    """Queries of twice the latent's rank; nope and value dims as wide as a head of KDA."""
+    rank, rows = 2 * s.latent, len(lengths)
+    _, _, pages, table, counts = _decode(s, v, lengths).args
+    args = (
+        v.act(rows, rank),
+        v.act(rows, s.latent + s.shared),
+        v.act(rows, s.heads, s.head_dim),
+        v.act(rank, scale=0.3),
+        v.act(s.heads, s.head_dim + s.shared, rank, scale=rank**-0.5),
+        v.act(s.latent, scale=0.3),
+        v.act(s.heads, 2 * s.head_dim, s.latent, scale=s.latent**-0.5),
+    )
+    named = {"pages_PLX": pages, "page_table_BM": table, "lengths_B": counts}
+    scale = (s.head_dim + s.shared) ** -0.5
+    return Call(args, {**named, "scale": scale, "eps": 1e-5}, mutated=("pages_PLX",))
 
 
 def _weights(s: Sizes, v: Values) -> Call:

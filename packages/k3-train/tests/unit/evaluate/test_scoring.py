@@ -80,7 +80,7 @@ def test_real_continuations_end_with_their_first_line(subject):
 def test_what_is_scored_are_the_ids_and_the_answer_of_training(family):
     tokenizer = K3Tokenizer.from_pretrained("k3-nano")
     item = draw_item(family, 5000, random.Random(1))
-    ids, mask = encode_entry(tokenizer, Example(item.prompt, item.answer))
+    ids, mask, _ = encode_entry(tokenizer, Example(item.prompt, item.answer))
     (piece,) = joined(Subject(None, tokenizer, "", ""), item.prompt, [item.answer], is_ended=True)
     assert piece.ids == ids
     assert [int(place >= piece.start) for place in range(len(ids))] == mask
