@@ -5,9 +5,10 @@ Each document is read on its own. Legend: T packed tokens of several windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import gt
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from k3_core.model import K3ForConditionalGeneration
 
 IGNORE_INDEX = -100
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def document_losses(
         for number, ids in enumerate(documents)
         for one in cut_windows(ids, window, overlap)
     )
-    for group in _grouped(windows, tokens_per_forward):
+    for group in grouped(windows, lambda one: [len(one.inputs)], [tokens_per_forward]):
         lengths = [len(one.inputs) for one in group]
         losses_T = _losses(model, group, lengths).double().cpu()
         for one, part_T in zip(group, losses_T.split(lengths), strict=True):
@@ -95,14 +97,19 @@ def cut_windows(
         scored = stop
 
 
-def _grouped(windows: Iterable[Window], num_tokens: int) -> Iterator[list[Window]]:
-    group: list[Window] = []
-    total = 0
-    for one in windows:
-        if group and total + len(one.inputs) > num_tokens:
+def grouped(
+    items: Iterable[T], sizes: Callable[[T], Sequence[int]], limits: Sequence[int]
+) -> Iterator[list[T]]:
+    """Runs of items, each of whose `sizes` add up to its limit at most, or of one item."""
+    group: list[T] = []
+    totals = [0] * len(limits)
+    for item in items:
+        own = sizes(item)
+        added = [total + size for total, size in zip(totals, own, strict=True)]
+        if group and any(map(gt, added, limits)):
             yield group
-            group, total = [], 0
-        group.append(one)
-        total += len(one.inputs)
+            group, added = [], list(own)
+        group.append(item)
+        totals = added
     if group:
         yield group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from k3_core.evaluate.greedy import generate_greedy
@@ -36,16 +37,13 @@ def evaluate_nano(
     """
     model.eval()
     started = time.monotonic()
-
-    def generate(prompts: list[list[int]]) -> list[list[int]]:
-        return generate_greedy(
-            model,
-            prompts,
-            stop_ids=tokenizer.stop_ids,
-            max_tokens=MAX_TOKENS,
-            batch_size=batch_size,
-        )
-
+    generate = partial(
+        generate_greedy,
+        model,
+        stop_ids=tokenizer.stop_ids,
+        max_tokens=MAX_TOKENS,
+        batch_size=batch_size,
+    )
     accuracy: dict[str, dict[str, float]] = {}
     tokens: dict[str, dict[str, float]] = {}
     for family in families:

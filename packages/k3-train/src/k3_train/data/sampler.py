@@ -125,7 +125,6 @@ class PackedSampler:
             )
             for index, file in enumerate(files)
         ]
-        self._names = [file.path.name for file in files]
         for file, share in zip(files, self.shares, strict=True):
             if share and not file.num_tokens:
                 raise K3Error(f"{file.path} is empty: drop it or give it weight 0")

@@ -9,7 +9,6 @@ in shards (`tokens.00000.bin`, ..., and the mask likewise) that hold whole docum
 lists their sizes.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -32,6 +31,7 @@ from k3_train.data.image_store import (
     ImageStoreWriter,
 )
 from k3_train.data.shards import ShardedArray, map_array
+from k3_train.file_hash import file_sha256
 
 FORMAT = "k3-tokens/1"
 MANIFEST = "manifest.json"
@@ -104,7 +104,7 @@ class TokenFile:
                 "the file was damaged or changed, build it again"
             )
         for name, expected in self.manifest["sha256"].items():
-            found = _sha256(self.path / name)
+            found = file_sha256(self.path / name)
             if found != expected:
                 raise K3Error(
                     f"{self.path / name} has sha256 {found}, the manifest says "
@@ -263,7 +263,7 @@ class TokenFileWriter:
             "num_documents": self.num_documents,
             **({"shards": self._shards} if self._shard_tokens else {}),
             **({"images": self._images.publish()} if self._images is not None else {}),
-            "sha256": {name: _sha256(self._draft / name) for name in (*self._names, OFFSETS)},
+            "sha256": {name: file_sha256(self._draft / name) for name in (*self._names, OFFSETS)},
             "sources": self._sources,
         }
         (self._draft / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -283,8 +283,3 @@ def _map_part(
     return ShardedArray(
         [map_array(path / f"{part}.{i:05d}.bin", dtype, (n,)) for i, n in enumerate(sizes)]
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -99,8 +99,11 @@ def check_families(option: str, chosen: Collection[str], known: Collection[str])
     """ConfigError for a family that there is not."""
     for family in chosen:
         if family not in known:
-            close = nearest(family, known)
-            hint = f"Did you mean {close!r}? " if close else ""
-            raise ConfigError(
-                option, f"no family {family!r}", f"{hint}There are: {', '.join(known)}."
-            )
+            raise unknown(option, "family", family, known)
+
+
+def unknown(setting: str, kind: str, name: str, known: Collection[str]) -> ConfigError:
+    """The error of a name that there is not, with the nearest and all that there are."""
+    close = nearest(name, known)
+    hint = f"Did you mean {close!r}? " if close else ""
+    return ConfigError(setting, f"no {kind} {name!r}", f"{hint}There are: {', '.join(known)}.")

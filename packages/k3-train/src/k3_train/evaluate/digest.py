@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from k3_core.errors import K3Error
+from k3_train.file_hash import file_sha256
 
 
 def files_digest(folder: Path) -> str:
@@ -20,9 +21,7 @@ def files_digest(folder: Path) -> str:
         raise K3Error(f"{folder} has no *.safetensors: give the folder of a model or checkpoint")
     total = hashlib.sha256()
     for name in files:
-        with (folder / name).open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        total.update(f"{found}  {name}\n".encode())
+        total.update(f"{file_sha256(folder / name)}  {name}\n".encode())
     return f"files-sha256:{total.hexdigest()}"
 
 

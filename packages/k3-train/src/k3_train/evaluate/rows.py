@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from k3_core.config import ConfigError, apply_overrides, load_dataclass
-from k3_core.errors import nearest
 from k3_core.plugins import ensure_plugins, resolve
 from k3_train.__about__ import __version__
-from k3_train.evaluate.base import Result, Subject, Suite, Wanted
+from k3_train.evaluate.base import Result, Subject, Suite, Wanted, unknown
 
 HARNESS = f"k3-train {__version__}"
 
@@ -48,9 +47,7 @@ def open_suite(name: str, options: Mapping[str, object] | None = None) -> Suite:
     """The suite `name` of a plugin with its options; ConfigError for an unknown one of either."""
     known = suite_names()
     if name not in known:
-        close = nearest(name, known)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise ConfigError("suite", f"no suite {name!r}", f"{hint}There are: {', '.join(known)}.")
+        raise unknown("suite", "suite", name, known)
     suite: Suite = load_dataclass(resolve("suite", name).load(), options or {}, name)  # type: ignore[arg-type]
     return suite
 

@@ -7,13 +7,14 @@ Legend: T packed tokens, R rows with a logit, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
 import torch
 
 from k3_core.evaluate.greedy import generate_greedy
+from k3_core.evaluate.losses import grouped
 from k3_core.model.batch import SequenceBatch
 from k3_train.evaluate.base import Subject
 
@@ -65,7 +66,12 @@ def score(subject: Subject, pieces: Sequence[Piece]) -> list[Score]:
     """The score of each piece; one without a scored token has 0 and is greedy."""
     scores = [Score(0.0, True)] * len(pieces)
     scored = [number for number, one in enumerate(pieces) if one.start < len(one.ids)]
-    for group in _groups(pieces, scored, _max_rows(subject)):
+
+    def sizes(number: int) -> tuple[int, int]:
+        length = len(pieces[number].ids)
+        return length, length - pieces[number].start
+
+    for group in grouped(scored, sizes, [TOKENS_PER_PASS, _max_rows(subject)]):
         found = _score_group(subject, [pieces[number] for number in group])
         for number, one in zip(group, found, strict=True):
             scores[number] = one
@@ -101,22 +107,6 @@ def _score_group(subject: Subject, group: Sequence[Piece]) -> list[Score]:
     counts = [len(one.ids) - one.start for one in group]
     parts = zip(logprobs_R.split(counts), is_best_R.split(counts), strict=True)
     return [Score(float(logprobs.sum()), bool(is_best.all())) for logprobs, is_best in parts]
-
-
-def _groups(pieces: Sequence[Piece], numbers: Iterable[int], max_rows: int) -> Iterator[list[int]]:
-    """Groups within `TOKENS_PER_PASS` tokens and `max_rows` scored ones, or of one piece."""
-    group: list[int] = []
-    tokens = rows = 0
-    for number in numbers:
-        length = len(pieces[number].ids)
-        count = length - pieces[number].start
-        if group and (tokens + length > TOKENS_PER_PASS or rows + count > max_rows):
-            yield group
-            group, tokens, rows = [], 0, 0
-        group.append(number)
-        tokens, rows = tokens + length, rows + count
-    if group:
-        yield group
 
 
 def greedy_lines(subject: Subject, prompts: Sequence[str], max_tokens: int) -> list[str | None]:

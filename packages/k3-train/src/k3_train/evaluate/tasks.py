@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from k3_core.evaluate.greedy import generate_greedy
 from k3_core.evaluate.questions import MAX_TOKENS, count_right, unseen_questions
@@ -28,16 +29,13 @@ class TasksSuite:
 
     def measure(self, subject: Subject, wanted: Wanted) -> Iterator[Result]:
         """Accuracy by family and effort: every effort has the same questions of the test split."""
-
-        def generate(prompts: list[list[int]]) -> list[list[int]]:
-            return generate_greedy(
-                subject.model,
-                prompts,
-                stop_ids=subject.tokenizer.stop_ids,
-                max_tokens=self.max_tokens,
-                batch_size=self.batch_size,
-            )
-
+        generate = partial(
+            generate_greedy,
+            subject.model,
+            stop_ids=subject.tokenizer.stop_ids,
+            max_tokens=self.max_tokens,
+            batch_size=self.batch_size,
+        )
         count = wanted.limit or NUM_QUESTIONS
         for family in self.families or FAMILIES:
             questions = unseen_questions(family, count, wanted.seed)

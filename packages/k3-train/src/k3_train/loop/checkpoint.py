@@ -7,7 +7,6 @@ name, its manifest last, flushed, and renamed: an interrupted save leaves nothin
 checkpoint, and the older ones go after that.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from k3_core.errors import K3Error
+from k3_train.file_hash import file_sha256
 
 FORMAT = "k3-checkpoint/1"
 MANIFEST = "manifest.json"
@@ -131,9 +131,7 @@ def _shards(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _describe(path: Path) -> dict[str, int | str]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _free_name(root: Path, step: int) -> Path:
